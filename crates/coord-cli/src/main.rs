@@ -1,0 +1,2 @@
+//! The coord command.
+fn main() {}

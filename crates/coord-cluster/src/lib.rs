@@ -1,0 +1,1 @@
+//! The cluster runtime of coord: membership, election, coordinator

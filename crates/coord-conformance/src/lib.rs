@@ -1,0 +1,1 @@
+//! The suite of behaviours that every coord backend passes

@@ -1,0 +1,30 @@
+//! The traits, types and lease session of coord, and its embedded backend.
+//!
+//! ```text
+//!    a service ── coord (facade) ── coord-cluster: membership, election, coordinator
+//!                                         │
+//!              session, watch             │       written once, here, over any backend
+//!         ─────────────────────────────────────
+//!              Lease   Discovery   Placement      three traits of small atomic steps
+//!         ─────────────────────────────────────
+//!              memory │ nats │ etcd │ kube │ redis
+//! ```
+//!
+//! Reading order: [`types`] (the words), [`Lease`], [`Discovery`], [`Placement`] and [`Backend`] (what a
+//! store has to do).
+
+mod backend;
+mod clock;
+mod discovery;
+mod error;
+mod lease;
+mod placement;
+pub mod types;
+
+pub use backend::*;
+pub use clock::{BootClock, Clock, Moment, TokioClock};
+pub use discovery::*;
+pub use error::{Effect, Error, ErrorKind, Result};
+pub use lease::*;
+pub use placement::*;
+pub use types::*;

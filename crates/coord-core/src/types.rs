@@ -1,0 +1,21 @@
+//! The words of the field, as types that cannot hold a bad value.
+
+mod id;
+mod lease;
+mod name;
+mod node;
+mod revision;
+mod shard;
+mod table;
+mod term;
+mod ttl;
+
+pub use id::*;
+pub use lease::*;
+pub use name::*;
+pub use node::*;
+pub use revision::*;
+pub use shard::*;
+pub use table::*;
+pub use term::*;
+pub use ttl::*;

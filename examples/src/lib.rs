@@ -1,0 +1,1 @@
+//! Examples of coord, each runnable with no server.

@@ -1,0 +1,1 @@
+//! Servers, faults and failure scenarios for the tests of coord.
