@@ -86,7 +86,6 @@ impl Term {
 
     /// The operator's part.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "twelve bits are left")]
     pub fn era(self) -> Era {
         Era((self.0 >> STORE_BITS) as u16)
     }
