@@ -1,0 +1,179 @@
+//! The command line, as clap reads it.
+
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0   it worked, and what was checked held
+  1   it didn't hold: an invariant broke, a check was bad, a lease is held by another or was lost
+  2   bad input: an argument, a name, a URL, an option
+  3   the store could not be reached, refused, or holds something unreadable
+  `lease run` hands the exit code of its command on; 126 and 127 mean that it could not be started.
+
+Without --backend and COORD_BACKEND the store is memory://, which lives inside this one process.";
+
+/// Who is alive, who leads, who owns which shard.
+#[derive(Debug, Parser)]
+#[command(name = "coord", version, about, after_help = AFTER_HELP, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// The store and the cluster in it, e.g. memory://orders.
+    #[arg(long, global = true, env = "COORD_BACKEND", value_name = "URL", hide_env_values = true)]
+    pub(crate) backend: Option<String>,
+
+    /// For people, or one JSON value for each line.
+    #[arg(long, global = true, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+
+    /// Show what goes on inside, on standard error; twice for more.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// For people: live where standard output is a terminal, plain lines elsewhere.
+    Text,
+    /// For programs: one JSON value for each line.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a cluster in this process, kill its leader and watch it recover.
+    Demo(DemoArgs),
+    /// Show what a rebalance would move, and why.
+    Plan(Box<PlanArgs>),
+    /// Look at leases, hold one around a command, end one.
+    #[command(subcommand)]
+    Lease(LeaseCommand),
+    /// Check that the store is reachable, new enough, permitted and set up as needed.
+    Check,
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// How many nodes join.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub(crate) nodes: u16,
+
+    /// How many shards there are.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) shards: u32,
+
+    /// Short time limits and no pauses: for impatient people and scripts.
+    #[arg(long)]
+    pub(crate) fast: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The nodes that share the shards now: NAME, NAME=CAPACITY, NAME@ZONE or NAME=CAPACITY@ZONE.
+    #[arg(long, value_delimiter = ',', required = true, value_name = "NODE")]
+    pub(crate) nodes: Vec<String>,
+
+    /// Nodes that join.
+    #[arg(long, value_delimiter = ',', value_name = "NODE")]
+    pub(crate) join: Vec<String>,
+
+    /// Nodes that fail.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub(crate) fail: Vec<String>,
+
+    /// Nodes that drain: they get nothing new and are emptied.
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub(crate) drain: Vec<String>,
+
+    /// Shards that must stay on a node.
+    #[arg(long, value_delimiter = ',', value_name = "SHARD=NAME")]
+    pub(crate) pin: Vec<String>,
+
+    /// How many shards there are.
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) shards: u32,
+
+    /// How many owners each has.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) replicas: u8,
+
+    /// How the shards are placed.
+    #[arg(long, value_enum, default_value_t = Strategy::Balanced)]
+    pub(crate) strategy: Strategy,
+
+    /// At most this many moves, those of orphans not counted.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_moves: Option<u32>,
+
+    /// List every single move.
+    #[arg(long)]
+    pub(crate) moves: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Strategy {
+    /// Exact shares, fewest moves.
+    Balanced,
+    /// A ring with 150 virtual nodes.
+    ConsistentHash,
+    /// Weighted highest random weight.
+    Rendezvous,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LeaseCommand {
+    /// Run a command only while holding a lease; stop it when the lease is lost.
+    Run(LeaseRunArgs),
+    /// Show who holds a lease.
+    Get {
+        /// The lease.
+        name: String,
+    },
+    /// List the leases that are held.
+    List,
+    /// End another's tenure of a lease, whatever its holder is doing.
+    Release {
+        /// The lease.
+        name: String,
+        /// Don't ask.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LeaseRunArgs {
+    /// The lease.
+    pub(crate) name: String,
+
+    /// How long the lease outlives a crash of this process.
+    #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Duration,
+
+    /// Give up after this time if another holds the lease; 0s tries once. Waits for ever by default.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub(crate) wait: Option<Duration>,
+
+    /// How long the command may take to end after SIGTERM before it is killed. It must end before
+    /// another can hold the lease, so the lease counts as lost this much earlier.
+    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
+    pub(crate) stop_budget: Duration,
+
+    /// This process's node id; by default made of the host's name and the process id.
+    #[arg(long, env = "COORD_NODE")]
+    pub(crate) node: Option<String>,
+
+    /// The command and its arguments. It finds the fence in COORD_LEASE, COORD_TERM, COORD_ATTEMPT and
+    /// COORD_ORIGIN.
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<std::ffi::OsString>,
+}
