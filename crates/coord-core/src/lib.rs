@@ -18,6 +18,7 @@ mod clock;
 mod discovery;
 mod error;
 mod lease;
+pub mod memory;
 mod placement;
 pub mod types;
 
@@ -26,5 +27,6 @@ pub use clock::{BootClock, Clock, Moment, TokioClock};
 pub use discovery::*;
 pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;
+pub use memory::MemoryBackend;
 pub use placement::*;
 pub use types::*;
