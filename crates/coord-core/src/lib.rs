@@ -14,12 +14,14 @@
 //! store has to do).
 
 mod backend;
+mod backoff;
 mod clock;
 mod discovery;
 mod error;
 mod lease;
 mod placement;
 pub mod types;
+pub mod watch;
 
 pub use backend::*;
 pub use clock::{BootClock, Clock, Moment, TokioClock};
@@ -28,3 +30,4 @@ pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;
 pub use placement::*;
 pub use types::*;
+pub use watch::{Watched, Watcher};
