@@ -14,6 +14,7 @@
 //! store has to do).
 
 mod backend;
+mod backoff;
 mod clock;
 mod discovery;
 mod error;
@@ -21,6 +22,7 @@ mod lease;
 pub mod memory;
 mod placement;
 pub mod types;
+pub mod watch;
 
 pub use backend::*;
 pub use clock::{BootClock, Clock, Moment, TokioClock};
@@ -30,3 +32,4 @@ pub use lease::*;
 pub use memory::MemoryBackend;
 pub use placement::*;
 pub use types::*;
+pub use watch::{Watched, Watcher};
