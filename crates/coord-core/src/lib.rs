@@ -21,7 +21,9 @@ mod error;
 mod lease;
 pub mod memory;
 mod placement;
+mod registry;
 pub mod types;
+mod url;
 pub mod watch;
 
 pub use backend::*;
@@ -31,5 +33,7 @@ pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;
 pub use memory::MemoryBackend;
 pub use placement::*;
+pub use registry::{Opener, Registry};
 pub use types::*;
+pub use url::{BackendUrl, COMMON_OPTIONS, Secret, URL_BYTES_MAX, UrlHost, UrlOptions};
 pub use watch::{Watched, Watcher};

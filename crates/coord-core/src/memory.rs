@@ -1,8 +1,9 @@
-//! The embedded backend: everything in this process's memory, and the executable form of the contract.
+//! The embedded backend: everything in this process's memory, and the executable form of the
+//! contract.
 //!
-//! What another backend does with a transaction or a script of its store is here a plain function on a
-//! plain state under one lock: reading [`Lease`], [`Discovery`] and [`Placement`] beside it shows what
-//! each call has to mean.
+//! What another backend does with a transaction or a script of its store is here a plain function
+//! on a plain state under one lock: reading [`Lease`], [`Discovery`] and [`Placement`] beside it
+//! shows what each call has to mean.
 //!
 //! ```text
 //!   MemoryBackend ── handle ──┐                  ┌ lease.rs      leases and terms
@@ -10,9 +11,9 @@
 //!   a watch       ── handle ──┘   (lock)         └ placement.rs  tables and requests
 //! ```
 //!
-//! There is no background task. Each call first removes what has run out by the monotonic clock, and a
-//! watch sleeps until the next thing runs out, so it tells of an expiry when it happens. The store may
-//! be used from several runtimes at once; a watch has to be polled inside one.
+//! There is no background task. Each call first removes what has run out by the monotonic clock,
+//! and a watch sleeps until the next thing runs out, so it tells of an expiry when it happens. The
+//! store may be used from several runtimes at once; a watch has to be polled inside one.
 
 mod discovery;
 mod lease;
@@ -36,6 +37,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::placement::Placement;
 use crate::types::{ClusterName, Era, LeaseName, TableName};
+use crate::url::BackendUrl;
 
 /// The scheme of its URLs.
 pub(crate) const SCHEME: &str = "memory";
@@ -43,12 +45,12 @@ pub(crate) const SCHEME: &str = "memory";
 /// A store in this process's memory, opened for one cluster.
 ///
 /// Two [opened](Self::open) for the same cluster name see the same store. It lives as long as its
-/// handles and their watches; only its terms go on rising in whatever store of that name comes next.
-/// A clone is the same handle: closing one closes both.
+/// handles and their watches; only its terms go on rising in whatever store of that name comes
+/// next. A clone is the same handle: closing one closes both.
 ///
-/// Discovery: a plain heartbeat leaves the record's revision as it is, so an eviction that shows the
-/// current revision succeeds also if a heartbeat came in between. Expiry is this store's own business,
-/// and nobody has to prove silence to it.
+/// Discovery: a plain heartbeat leaves the record's revision as it is, so an eviction that shows
+/// the current revision succeeds also if a heartbeat came in between. Expiry is this store's own
+/// business, and nobody has to prove silence to it.
 #[derive(Clone)]
 pub struct MemoryBackend {
     handle: Arc<Handle>,
@@ -70,6 +72,21 @@ impl MemoryBackend {
         Self::of(store, cluster, Era::default())
     }
 
+    /// Opens this process's store of the URL's cluster, with the URL's era.
+    ///
+    /// # Errors
+    /// `Invalid` for a user, a password, a host or a bad era; `Unsupported` for another option than
+    /// `era`.
+    pub fn from_url(url: &BackendUrl) -> Result<Self> {
+        let era = url.options(&[])?.era()?;
+        if url.user().is_some() || url.password().is_some() || !url.hosts().is_empty() {
+            let why = "a store in memory has no user, no password and no host; \
+                       write memory://cluster";
+            return Err(Error::invalid("connect", why).resource(url));
+        }
+        Ok(Self::open(url.cluster().clone()).with_era(era))
+    }
+
     /// A new store that nobody else can open, for tests. Its terms start at 1.
     #[must_use]
     pub fn isolated(cluster: ClusterName) -> Self {
@@ -89,7 +106,8 @@ impl MemoryBackend {
         Self::of(Arc::clone(&self.handle.store), self.handle.info.cluster.clone(), era)
     }
 
-    /// Deletes a table and tells whether there was one, as an operator would with the store's own tools.
+    /// Deletes a table and tells whether there was one, as an operator would with the store's own
+    /// tools.
     pub fn delete_table(&self, table: &TableName) -> bool {
         self.handle.store.lock(|state, _| state.delete_table(table))
     }
@@ -100,8 +118,8 @@ impl MemoryBackend {
         self.handle.store.lock(|state, _| state.delete_lease(lease))
     }
 
-    /// Lets the terms count on from after this number, as if the store had been restored from an old
-    /// backup. What is held stays as it is; see [`delete_lease`](Self::delete_lease).
+    /// Lets the terms count on from after this number, as if the store had been restored from an
+    /// old backup. What is held stays as it is; see [`delete_lease`](Self::delete_lease).
     pub fn rewind_terms(&self, store_part: u64) {
         self.handle.store.lock(|state, _| state.rewind_terms(store_part));
     }

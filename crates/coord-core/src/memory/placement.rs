@@ -198,7 +198,8 @@ impl State {
     }
 }
 
-/// A watch of one table. It looks at the newest map whenever any table changed, so it keeps no maps.
+/// A watch of one table. It looks at the newest map whenever any table changed, so it keeps no
+/// maps.
 struct TableSubscription {
     store: Arc<Store>,
     table: TableName,

@@ -102,8 +102,8 @@ impl Store {
         &self.origin
     }
 
-    /// One atomic step on what has not run out. The time is read under the lock, so that it never goes
-    /// back from one step to the next.
+    /// One atomic step on what has not run out. The time is read under the lock, so that it never
+    /// goes back from one step to the next.
     pub(super) fn lock<T>(&self, step: impl FnOnce(&mut State, Instant) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

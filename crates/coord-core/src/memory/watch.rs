@@ -1,4 +1,5 @@
-//! Subscriptions: a snapshot first, then events from a bounded buffer, and expiries when they happen.
+//! Subscriptions: a snapshot first, then events from a bounded buffer, and expiries when they
+//! happen.
 
 use std::sync::Arc;
 

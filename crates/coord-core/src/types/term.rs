@@ -1,6 +1,7 @@
 //! Terms, eras and fences: what makes a stale leader's write recognisable.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,14 @@ impl Era {
     #[must_use]
     pub fn get(self) -> u16 {
         self.0
+    }
+}
+
+impl FromStr for Era {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |_| Error::invalid("parse", format!("era {text:?} is not 0 to 4095"));
+        Self::new(text.parse().map_err(wrong)?)
     }
 }
 
