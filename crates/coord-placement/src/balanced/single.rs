@@ -1,0 +1,195 @@
+//! One owner for each shard: exact shares with the fewest moves, in a few passes over the map.
+//!
+//! A node that has more than its goal gives away exactly the difference, one that has less gets exactly
+//! the difference, and nobody does both. What stays, the sum of min(count, goal), is as much as any map
+//! with these goals can leave in place, and the goals themselves need the fewest arrivals of all goals
+//! between floor and ceiling ([`quotas`]). So the number of moves is the lower bound
+//! max(holes + Σ max(0, count − ceiling), Σ max(0, floor − count)).
+
+use coord_core::{ShardId, Slot};
+
+use super::quota::{Claimant, Quota, quotas};
+use crate::input::{Input, NOBODY};
+use crate::plan::{Move, Plan, Reason, Unsatisfied};
+
+pub(super) fn plan(input: Input<'_>) -> Plan {
+    let counts = input.counts();
+    let quotas = goals(&input, &counts);
+    let mut work = Work::new(&input, &counts, &quotas);
+    work.place_holes(&input);
+    work.evict(&input, Reason::Drain);
+    work.evict(&input, Reason::Balance);
+    let lower_bound = lower_bound(&input, &counts, &quotas);
+    work.finish(input, lower_bound)
+}
+
+fn goals(input: &Input<'_>, counts: &[u32]) -> Vec<Quota> {
+    let total = u64::from(input.current.shards().get());
+    let claimants: Vec<Claimant> = input
+        .live
+        .iter()
+        .map(|node| {
+            let most = if node.takes_new { u64::from(node.max_shards).min(total) } else { 0 };
+            let count = u64::from(counts[usize::from(node.slot)]);
+            Claimant { weight: node.weight, count, least: 0, most }
+        })
+        .collect();
+    quotas(&claimants, total, input.settings.tolerance)
+}
+
+/// How many places must be filled anew in any map within these floors and ceilings.
+fn lower_bound(input: &Input<'_>, counts: &[u32], quotas: &[Quota]) -> u64 {
+    let (mut kept, mut above, mut below) = (0, 0, 0);
+    for (node, quota) in input.live.iter().zip(quotas) {
+        let count = u64::from(counts[usize::from(node.slot)]);
+        kept += count;
+        above += count.saturating_sub(quota.high);
+        below += quota.low.saturating_sub(count);
+    }
+    let holes = u64::from(input.current.shards().get()) - kept;
+    below.max(holes + above)
+}
+
+struct Work {
+    next: Vec<u16>,
+    moves: Vec<Move>,
+    /// Slots with room, one entry for each place, round-robin over the nodes: so what one node loses
+    /// spreads over all others, and is recovered from all in parallel.
+    room: std::vec::IntoIter<u16>,
+    holes: usize,
+    /// How many places each slot has to give away.
+    surplus: Vec<u32>,
+    unplaced: Option<(u64, ShardId)>,
+    left: Vec<Unsatisfied>,
+    limit: u64,
+}
+
+impl Work {
+    fn new(input: &Input<'_>, counts: &[u32], quotas: &[Quota]) -> Self {
+        let mut surplus = vec![0; input.nodes.len() + 1];
+        let mut open = Vec::with_capacity(quotas.len());
+        let mut kept = 0;
+        for (node, quota) in input.live.iter().zip(quotas) {
+            let count = counts[usize::from(node.slot)];
+            let goal = u32::try_from(quota.goal).unwrap_or(u32::MAX);
+            surplus[usize::from(node.slot)] = count.saturating_sub(goal);
+            kept += count as usize;
+            if goal > count {
+                open.push((node.slot, goal - count));
+            }
+        }
+        Self {
+            next: input.current.raw_owners().to_vec(),
+            moves: Vec::new(),
+            room: round_robin(open).into_iter(),
+            holes: input.current.raw_owners().len() - kept,
+            surplus,
+            unplaced: None,
+            left: Vec::new(),
+            limit: input.settings.max_moves.unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Gives every shard without a live owner to a node with room.
+    fn place_holes(&mut self, input: &Input<'_>) {
+        self.moves.reserve(self.holes.min(self.room.len()));
+        for shard in 0..self.next.len() {
+            if self.holes == 0 {
+                break;
+            }
+            let from = self.next[shard];
+            if input.rank(from).is_some() {
+                continue;
+            }
+            self.holes -= 1;
+            let to = self.room.next().unwrap_or(NOBODY);
+            self.next[shard] = to;
+            if to == NOBODY {
+                self.unplaced.get_or_insert((0, id(shard))).0 += 1;
+            } else {
+                self.moves.push(moved(shard, from, to, Reason::Orphan));
+            }
+        }
+    }
+
+    /// Moves what draining nodes hold, or what nodes have above their goal.
+    fn evict(&mut self, input: &Input<'_>, reason: Reason) {
+        let mut surplus = vec![0_u32; self.surplus.len()];
+        for node in input.live.iter().filter(|n| n.takes_new == (reason == Reason::Balance)) {
+            surplus[usize::from(node.slot)] = self.surplus[usize::from(node.slot)];
+        }
+        let wanted: u64 = surplus.iter().map(|&n| u64::from(n)).sum();
+        let possible = wanted.min(self.room.len() as u64);
+        let mut allowed = possible.min(self.limit);
+        self.limit -= allowed;
+        if allowed < possible {
+            self.left.push(Unsatisfied::MovesLeft { reason, moves: possible - allowed });
+        }
+        let last = input.nodes.len();
+        let first = input.first_shard();
+        for shard in (first..self.next.len()).chain(0..first) {
+            if allowed == 0 {
+                break;
+            }
+            let from = self.next[shard];
+            let surplus = &mut surplus[usize::from(from).min(last)];
+            if *surplus == 0 {
+                continue;
+            }
+            let Some(to) = self.room.next() else { break };
+            *surplus -= 1;
+            allowed -= 1;
+            self.next[shard] = to;
+            self.moves.push(moved(shard, from, to, reason));
+        }
+        if reason == Reason::Drain && possible < wanted {
+            self.not_drained(input, &surplus);
+        }
+    }
+
+    fn not_drained(&mut self, input: &Input<'_>, surplus: &[u32]) {
+        for node in &input.live {
+            let places = u64::from(surplus[usize::from(node.slot)]);
+            if let (1.., Some(id)) = (places, &input.nodes[usize::from(node.slot)]) {
+                self.left.push(Unsatisfied::NotDrained { node: id.clone(), places });
+            }
+        }
+    }
+
+    fn finish(mut self, input: Input<'_>, lower_bound: u64) -> Plan {
+        self.moves.sort_unstable_by_key(|one| one.shard);
+        let unplaced = self.unplaced.map(|(places, first)| Unsatisfied::Unplaced { places, first });
+        let changed = !self.moves.is_empty() || self.next != input.current.raw_owners();
+        Plan {
+            optimal: self.moves.len() as u64 == lower_bound,
+            next: input.current.with_parts(input.nodes, self.next),
+            changed,
+            moves: self.moves,
+            unsatisfied: unplaced.into_iter().chain(self.left).collect(),
+            lower_bound,
+        }
+    }
+}
+
+/// One entry for each place, taking turns.
+fn round_robin(mut open: Vec<(u16, u32)>) -> Vec<u16> {
+    let total = open.iter().map(|(_, places)| *places as usize).sum();
+    let mut turns = Vec::with_capacity(total);
+    while !open.is_empty() {
+        open.retain_mut(|(slot, places)| {
+            turns.push(*slot);
+            *places -= 1;
+            *places > 0
+        });
+    }
+    turns
+}
+
+fn moved(shard: usize, from: u16, to: u16, reason: Reason) -> Move {
+    let (from, to) = (Slot::new(from), Slot::new(to));
+    Move { shard: id(shard), replica: 0, reason, from, to }
+}
+
+fn id(shard: usize) -> ShardId {
+    ShardId::new(u32::try_from(shard).unwrap_or(u32::MAX))
+}
