@@ -1,0 +1,321 @@
+//! The commands of a cluster, and how they are answered.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use coord_core::{
+    Address, Capacity, Label, NodeId, NodeInfo, NodeStatus, Result, ShardId, TableName, Version,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::invariants::Violation;
+
+/// What can be asked of a cluster. The leader carries it out; see
+/// [`Cluster::request`](crate::Cluster::request).
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum Command {
+    /// Asks whether a node may join. It is taken in as soon as it registers.
+    JoinCluster {
+        /// What the node says of itself, not yet checked.
+        node: Joining,
+    },
+    /// Declares a node failed: its registration is evicted, and its shards move once the evicted
+    /// record's TTL has passed.
+    MarkNodeFailed {
+        /// Which node.
+        node: NodeId,
+        /// Why, for people.
+        why: String,
+    },
+    /// Evacuates a node and gives it nothing new.
+    Drain {
+        /// Which node.
+        node: NodeId,
+    },
+    /// Ends a drain.
+    Undrain {
+        /// Which node.
+        node: NodeId,
+    },
+    /// Evacuates a node; then it goes.
+    Leave {
+        /// Which node.
+        node: NodeId,
+    },
+    /// Gives a shard to a node: as its owner where it has none to spare, as one more replica where
+    /// places are empty.
+    AssignShard {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+        /// To which node.
+        node: NodeId,
+    },
+    /// Replaces the owners of the named shards at once.
+    AssignShards {
+        /// Of which table.
+        table: TableName,
+        /// The owners of each shard, the primary first.
+        owners: BTreeMap<ShardId, Vec<NodeId>>,
+    },
+    /// Rebalances now.
+    RebalanceShards {
+        /// Which table; all of them where it is unset.
+        table: Option<TableName>,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Keeps a shard on a node while that may host it.
+    Pin {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+        /// Where.
+        node: NodeId,
+    },
+    /// Ends a pin.
+    Unpin {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+    },
+    /// Stops rebalances that only improve the balance; orphans are still placed.
+    Pause,
+    /// Ends a pause.
+    Resume,
+    /// The leader gives up its lease.
+    StepDown,
+    /// The leader gives up its lease in favour of a node.
+    TransferLeadership {
+        /// Who is to lead.
+        to: NodeId,
+    },
+}
+
+impl Command {
+    /// The command's name in one word, for logs.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::JoinCluster { .. } => "join_cluster",
+            Self::MarkNodeFailed { .. } => "mark_node_failed",
+            Self::Drain { .. } => "drain",
+            Self::Undrain { .. } => "undrain",
+            Self::Leave { .. } => "leave",
+            Self::AssignShard { .. } => "assign_shard",
+            Self::AssignShards { .. } => "assign_shards",
+            Self::RebalanceShards { .. } => "rebalance_shards",
+            Self::Pin { .. } => "pin",
+            Self::Unpin { .. } => "unpin",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::StepDown => "step_down",
+            Self::TransferLeadership { .. } => "transfer_leadership",
+        }
+    }
+}
+
+/// A node that wants to join, as it was typed: nothing is checked yet.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Joining {
+    /// Its name.
+    pub id: String,
+    /// Where it is reached, `host:port`.
+    pub address: String,
+    /// How much it can take.
+    pub capacity: f64,
+    /// Its failure domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+}
+
+impl Joining {
+    /// A node of capacity 1 without a zone.
+    #[must_use]
+    pub fn new(id: impl Into<String>, address: impl Into<String>) -> Self {
+        Self { id: id.into(), address: address.into(), capacity: 1.0, zone: None }
+    }
+
+    /// With this capacity.
+    #[must_use]
+    pub fn with_capacity(mut self, capacity: f64) -> Self {
+        self.capacity = capacity;
+        self
+    }
+
+    /// In this zone.
+    #[must_use]
+    pub fn with_zone(mut self, zone: impl Into<String>) -> Self {
+        self.zone = Some(zone.into());
+        self
+    }
+
+    /// Checks it.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the part that is wrong.
+    pub fn parse(&self) -> Result<NodeInfo> {
+        let mut info = NodeInfo::new(NodeId::new(&self.id)?, Address::new(&self.address)?)
+            .with_capacity(Capacity::new(self.capacity)?);
+        if let Some(zone) = &self.zone {
+            info = info.with_zone(Label::new(zone)?);
+        }
+        Ok(info)
+    }
+}
+
+/// How a command came out.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+#[must_use]
+pub enum Reply {
+    /// It is done.
+    Done(Done),
+    /// It was refused, and nothing changed.
+    Refused(Refusal),
+    /// Nobody answered within its time limit; it may still be carried out.
+    Unanswered,
+}
+
+impl Reply {
+    /// True for [`Done`](Self::Done).
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        matches!(self, Self::Done(_))
+    }
+}
+
+/// What a command did.
+#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// The versions that hold its effect, by table; empty where there was nothing to change.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<TableName, Version>,
+    /// How many shards changed their primary.
+    #[serde(default)]
+    pub moved: u32,
+}
+
+/// Why a command was refused.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "refusal", rename_all = "snake_case")]
+pub enum Refusal {
+    /// Another process is registered under this id.
+    DuplicateNode {
+        /// Which id.
+        node: NodeId,
+        /// Where the other is reached.
+        address: Address,
+    },
+    /// The node cannot be built from what was given.
+    InvalidNode {
+        /// What is wrong.
+        why: String,
+    },
+    /// The cluster does not know the node.
+    NodeNotFound {
+        /// Which node.
+        node: NodeId,
+    },
+    /// The node is not in a status in which this can be done.
+    InvalidTransition {
+        /// Which node.
+        node: NodeId,
+        /// Its status.
+        status: NodeStatus,
+    },
+    /// The node that was asked does not lead.
+    NotLeader {
+        /// Who does, if anybody is known to.
+        leader: Option<NodeId>,
+    },
+    /// The node cannot host shards.
+    UnhealthyNode {
+        /// Which node.
+        node: NodeId,
+        /// Its status.
+        status: NodeStatus,
+    },
+    /// The node takes nothing new.
+    NodeDraining {
+        /// Which node.
+        node: NodeId,
+    },
+    /// There is no such table.
+    TableNotFound {
+        /// Which table.
+        table: TableName,
+    },
+    /// The table has no such shard.
+    ShardNotFound {
+        /// Which shard.
+        shard: ShardId,
+        /// How many the table has.
+        shards: u32,
+    },
+    /// All places of the shard are taken.
+    TooManyReplicas {
+        /// Which shard.
+        shard: ShardId,
+        /// How many places it has.
+        replicas: u8,
+    },
+    /// The map that was asked for breaks an invariant.
+    InvariantViolation(Violation),
+    /// No node can host shards.
+    NoActiveNodes,
+    /// The strategy found no map, or the store did not take it; the old map stays in force.
+    Failed {
+        /// Why.
+        why: String,
+    },
+    /// The leader lost its lease before it was done.
+    Lost,
+    /// The command could not be read.
+    Unreadable {
+        /// Why.
+        why: String,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DuplicateNode { node, address } => {
+                write!(f, "node {node} is registered already, at {address}")
+            }
+            Self::InvalidNode { why } => write!(f, "the node is invalid: {why}"),
+            Self::NodeNotFound { node } => write!(f, "the cluster does not know node {node}"),
+            Self::InvalidTransition { node, status } => write!(f, "node {node} is {status}"),
+            Self::NotLeader { leader: Some(leader) } => write!(f, "not the leader; {leader} is"),
+            Self::NotLeader { leader: None } => {
+                f.write_str("not the leader; nobody is known to be")
+            }
+            Self::UnhealthyNode { node, status } => {
+                write!(f, "node {node} is {status} and hosts nothing")
+            }
+            Self::NodeDraining { node } => write!(f, "node {node} is draining"),
+            Self::TableNotFound { table } => write!(f, "there is no table {table}"),
+            Self::ShardNotFound { shard, shards } => {
+                write!(f, "there is no shard {shard}; the table has {shards}")
+            }
+            Self::TooManyReplicas { shard, replicas } => {
+                write!(f, "all {replicas} places of shard {shard} are taken")
+            }
+            Self::InvariantViolation(violation) => violation.fmt(f),
+            Self::NoActiveNodes => f.write_str("no node is active"),
+            Self::Failed { why } => f.write_str(why),
+            Self::Lost => f.write_str("the leader lost its lease before it was done"),
+            Self::Unreadable { why } => write!(f, "the command cannot be read: {why}"),
+        }
+    }
+}

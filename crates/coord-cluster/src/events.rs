@@ -1,0 +1,296 @@
+//! What happens in a cluster, as every node hears of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use coord_core::{Incarnation, NodeId, ShardId, TableName, Term, Version};
+use futures::{Stream, StreamExt};
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+
+use crate::status::ClusterState;
+
+/// One thing that happened, and what it follows from.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// What it follows from.
+    pub cause: Cause,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+impl Event {
+    pub(crate) fn new(cause: Cause, kind: EventKind) -> Self {
+        Self { cause, kind }
+    }
+}
+
+/// What an event follows from.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// A version of a table.
+    Version {
+        /// Which table.
+        table: TableName,
+        /// Which version.
+        version: Version,
+    },
+    /// A term of the leader's lease.
+    Term(Term),
+    /// Something on this node alone.
+    Local,
+}
+
+/// What happened. Shards come in batches: one event for all shards that one version assigned or moved.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum EventKind {
+    /// A node joined, or came back as another incarnation after it had failed or gone.
+    NodeJoined {
+        /// Which node.
+        node: NodeId,
+        /// Which run of it.
+        incarnation: Incarnation,
+    },
+    /// A node restarted so fast that nobody missed it.
+    NodeReplaced {
+        /// Which node.
+        node: NodeId,
+        /// Which run of it is there now.
+        incarnation: Incarnation,
+    },
+    /// A node failed: its registration ran out, or it was declared failed.
+    NodeFailed {
+        /// Which node.
+        node: NodeId,
+        /// Which run of it.
+        incarnation: Incarnation,
+        /// Why.
+        why: String,
+    },
+    /// A node went on its own account, or was forgotten after it had failed.
+    NodeLeft {
+        /// Which node.
+        node: NodeId,
+        /// Which run of it.
+        incarnation: Incarnation,
+    },
+    /// A node takes nothing new and is evacuated.
+    NodeDraining {
+        /// Which node.
+        node: NodeId,
+    },
+    /// A node takes shards again.
+    NodeActive {
+        /// Which node.
+        node: NodeId,
+    },
+    /// A node leads, in this term.
+    LeaderElected {
+        /// Who.
+        node: NodeId,
+        /// In which term.
+        term: Term,
+    },
+    /// A node's term ended.
+    LeadershipLost {
+        /// Who led.
+        node: NodeId,
+        /// In which term.
+        term: Term,
+        /// Why, as far as this node knows.
+        why: String,
+    },
+    /// Shards are being placed anew.
+    RebalancingTriggered {
+        /// Of which table.
+        table: TableName,
+        /// Why.
+        reason: String,
+    },
+    /// Shards that nobody owned have an owner.
+    ShardsAssigned {
+        /// Of which table.
+        table: TableName,
+        /// Which shards, to whom.
+        shards: Arc<[Assigned]>,
+    },
+    /// Shards went from one node to another.
+    ShardsMigrated {
+        /// Of which table.
+        table: TableName,
+        /// Which shards, from whom to whom.
+        shards: Arc<[Migrated]>,
+    },
+    /// Shards have no owner any more.
+    ShardsOrphaned {
+        /// Of which table.
+        table: TableName,
+        /// Which shards.
+        shards: Arc<[ShardId]>,
+    },
+    /// A rebalance is done.
+    RebalancingCompleted {
+        /// Of which table.
+        table: TableName,
+        /// How many shards changed their primary from one node to another.
+        moved: u32,
+    },
+    /// A rebalance failed; the old map stays in force.
+    RebalancingFailed {
+        /// Of which table.
+        table: TableName,
+        /// Why.
+        why: String,
+    },
+    /// A shard is kept on a node.
+    ShardPinned {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+        /// Where.
+        node: NodeId,
+    },
+    /// A shard is free to move again.
+    ShardUnpinned {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+    },
+    /// Only orphans are placed from now on.
+    RebalancingPaused,
+    /// Shards are balanced again.
+    RebalancingResumed,
+    /// No node can host shards.
+    NoActiveNodes,
+    /// The cluster as a whole is in another state.
+    ClusterStateChanged {
+        /// The state before.
+        from: ClusterState,
+        /// The state now.
+        to: ClusterState,
+    },
+    /// This node is registered.
+    Registered {
+        /// As which run.
+        incarnation: Incarnation,
+    },
+    /// This node's registration is gone. It hosts nothing from now on and joins as a new incarnation.
+    RegistrationLost {
+        /// Of which run.
+        incarnation: Incarnation,
+        /// How.
+        why: String,
+    },
+    /// The store has not answered this node for a third of the node TTL: what is known is frozen.
+    StoreAway,
+    /// The store answers again.
+    StoreBack,
+}
+
+/// A shard that got an owner.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assigned {
+    /// Which shard.
+    pub shard: ShardId,
+    /// Who owns it now.
+    pub to: NodeId,
+}
+
+/// A shard that changed its owner.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Migrated {
+    /// Which shard.
+    pub shard: ShardId,
+    /// Who owned it.
+    pub from: NodeId,
+    /// Who owns it now.
+    pub to: NodeId,
+}
+
+/// What a listener hears.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq)]
+pub enum Heard {
+    /// An event.
+    Event(Arc<Event>),
+    /// The listener was slow, and this many events passed it by. The
+    /// [status](crate::Cluster::status) tells how things stand.
+    Missed(u64),
+}
+
+/// The events of a cluster from the subscription on. A slow listener misses events and is told how many;
+/// it never holds up the runtime. The stream ends when the cluster stops.
+#[derive(Debug)]
+pub struct Events(BroadcastStream<Arc<Event>>);
+
+impl Events {
+    pub(crate) fn new(receiver: broadcast::Receiver<Arc<Event>>) -> Self {
+        Self(BroadcastStream::new(receiver))
+    }
+
+    /// The next thing that is heard; `None` once the cluster has stopped.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn next(&mut self) -> Option<Heard> {
+        self.0.next().await.map(heard)
+    }
+}
+
+impl Stream for Events {
+    type Item = Heard;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Heard>> {
+        Pin::new(&mut self.0).poll_next(context).map(|next| next.map(heard))
+    }
+}
+
+fn heard(item: Result<Arc<Event>, BroadcastStreamRecvError>) -> Heard {
+    match item {
+        Ok(event) => Heard::Event(event),
+        Err(BroadcastStreamRecvError::Lagged(missed)) => Heard::Missed(missed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_listener_is_told_how_much_it_missed() {
+        let (sender, receiver) = broadcast::channel(2);
+        let mut events = Events::new(receiver);
+        for _ in 0..5 {
+            let event = Event::new(Cause::Local, EventKind::StoreAway);
+            sender.send(Arc::new(event)).expect("one listener");
+        }
+        drop(sender);
+        assert_eq!(events.next().await, Some(Heard::Missed(3)));
+        assert!(matches!(events.next().await, Some(Heard::Event(_))));
+        assert!(matches!(events.next().await, Some(Heard::Event(_))));
+        assert_eq!(events.next().await, None);
+    }
+
+    #[test]
+    fn events_read_back_from_json() {
+        let table = TableName::new("orders").expect("name");
+        let cause = Cause::Version { table: table.clone(), version: Version::new(3) };
+        let event = Event::new(cause, EventKind::RebalancingCompleted { table, moved: 256 });
+        let json = serde_json::to_string(&event).expect("writes");
+        assert!(json.contains("\"event\":\"rebalancing_completed\""), "{json}");
+        assert_eq!(serde_json::from_str::<Event>(&json).expect("reads"), event);
+    }
+}

@@ -1,0 +1,429 @@
+//! The settings of the runtime, validated together.
+
+use std::time::Duration;
+
+use coord_core::{Error, ReplicationFactor, Result, ShardCount, TableHeader, Ttl};
+use serde::{Deserialize, Serialize};
+
+use crate::duration;
+
+/// What environment variables begin with: `COORD_CLUSTER_NODE_TTL=30s` sets `node_ttl`.
+pub const ENV_PREFIX: &str = "COORD_CLUSTER_";
+/// The most events that wait for a slow listener.
+pub const EVENT_BUFFER_MAX: usize = 65_536;
+
+/// The settings of the runtime.
+///
+/// They come from code, a TOML file or environment variables, in that order of strength: load the
+/// weaker ones first ([`load`](Self::load)) and set fields afterwards. Durations are written as `500ms`,
+/// `10s`, `5m` or `1h`. All of them are checked together at the start of a [`Cluster`](crate::Cluster).
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// TTL of the leader's lease; 10 s.
+    #[serde(with = "duration")]
+    pub leader_ttl: Duration,
+    /// How often the leader renews it; 3 s.
+    #[serde(with = "duration")]
+    pub leader_renew: Duration,
+    /// How often a candidate tries without being woken by the watch; 2 s.
+    #[serde(with = "duration")]
+    pub leader_retry: Duration,
+    /// TTL of the leases that gate sharding and singletons; 30 s.
+    #[serde(with = "duration")]
+    pub sharding_ttl: Duration,
+    /// How often they are tried for without being woken by the watch; 5 s.
+    #[serde(with = "duration")]
+    pub sharding_retry: Duration,
+    /// How often a node renews its registration; 30 s.
+    #[serde(with = "duration")]
+    pub heartbeat: Duration,
+    /// TTL of a registration; 90 s.
+    #[serde(with = "duration")]
+    pub node_ttl: Duration,
+    /// Time limit of one request to the store; 2 s.
+    #[serde(with = "duration")]
+    pub request_timeout: Duration,
+    /// How long a change of the topology waits for others, so that a burst of joins and failures makes
+    /// one rebalance; 500 ms.
+    #[serde(with = "duration")]
+    pub rebalance_delay: Duration,
+    /// How often the balance is looked at without a change; 5 min.
+    #[serde(with = "duration")]
+    pub rebalance_check: Duration,
+    /// After this, a failed node is forgotten; 10 min.
+    #[serde(with = "duration")]
+    pub remove_after: Duration,
+    /// How long after its expiry a node that comes back under its id keeps its shards; 0.
+    #[serde(with = "duration")]
+    pub restart_grace: Duration,
+    /// The first assignment waits for this many active nodes; 1.
+    pub min_members: u32,
+    /// The share of nodes that may vanish inside one node TTL before evictions stop, above 0 and at most
+    /// 1; 0.5. It applies from 5 nodes on.
+    pub mass_failure_brake: f64,
+    /// Shards of a table, 1 to 2^24; 1024.
+    pub shards: ShardCount,
+    /// Owners of each shard, 1 to 7; 1.
+    pub replicas: ReplicationFactor,
+    /// Virtual nodes of the ring strategy, 1 to 10,000; 150.
+    pub virtual_nodes: u32,
+    /// How many shards of a table may be in motion at once; 10 % of them, at least 1, where it is unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub motions_max: Option<u32>,
+    /// After this, a handoff is reported as stuck; 60 s.
+    #[serde(with = "duration")]
+    pub handoff_timeout: Duration,
+    /// How long a node takes at most to stop its shards; a sixth of the node TTL where it is unset.
+    #[serde(with = "duration::optional", skip_serializing_if = "Option::is_none")]
+    pub stop_budget: Option<Duration>,
+    /// Whether this node stands for election; true.
+    pub candidate: bool,
+    /// How many events wait for a slow listener before it misses some; 1024.
+    pub event_buffer: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        const MINUTE: Duration = Duration::from_secs(60);
+        Self {
+            leader_ttl: Duration::from_secs(10),
+            leader_renew: Duration::from_secs(3),
+            leader_retry: Duration::from_secs(2),
+            sharding_ttl: Duration::from_secs(30),
+            sharding_retry: Duration::from_secs(5),
+            heartbeat: Duration::from_secs(30),
+            node_ttl: Duration::from_secs(90),
+            request_timeout: Duration::from_secs(2),
+            rebalance_delay: Duration::from_millis(500),
+            rebalance_check: 5 * MINUTE,
+            remove_after: 10 * MINUTE,
+            restart_grace: Duration::ZERO,
+            min_members: 1,
+            mass_failure_brake: 0.5,
+            shards: ShardCount::default(),
+            replicas: ReplicationFactor::default(),
+            virtual_nodes: 150,
+            motions_max: None,
+            handoff_timeout: MINUTE,
+            stop_budget: None,
+            candidate: true,
+            event_buffer: 1024,
+        }
+    }
+}
+
+impl Settings {
+    /// Failures are noticed within 10 s: heartbeat 3 s, node TTL 10 s.
+    #[must_use]
+    pub fn fast() -> Self {
+        Self {
+            heartbeat: Duration::from_secs(3),
+            node_ttl: Duration::from_secs(10),
+            ..Self::default()
+        }
+    }
+
+    /// For demonstrations and tests in one process: TTLs of 2 s. A real store wants longer ones.
+    #[must_use]
+    pub fn demo() -> Self {
+        Self {
+            leader_ttl: Duration::from_secs(2),
+            leader_renew: Duration::from_millis(600),
+            leader_retry: Duration::from_millis(400),
+            heartbeat: Duration::from_millis(600),
+            node_ttl: Duration::from_secs(2),
+            request_timeout: Duration::from_millis(500),
+            rebalance_delay: Duration::from_millis(200),
+            ..Self::default()
+        }
+    }
+
+    /// The defaults, changed by those of the variables that begin with [`ENV_PREFIX`], changed by the
+    /// TOML text.
+    ///
+    /// ```
+    /// # use coord_cluster::Settings;
+    /// let variables = [("COORD_CLUSTER_NODE_TTL", "60s"), ("COORD_CLUSTER_MIN_MEMBERS", "3")];
+    /// let settings = Settings::load(variables, "node_ttl = '30s'\nheartbeat = '10s'").unwrap();
+    /// assert_eq!(settings.node_ttl.as_secs(), 30);
+    /// assert_eq!(settings.min_members, 3);
+    /// ```
+    ///
+    /// # Errors
+    /// `Invalid`, naming the unknown setting or the value that does not fit.
+    pub fn load<K: AsRef<str>, V: AsRef<str>>(
+        variables: impl IntoIterator<Item = (K, V)>,
+        toml: &str,
+    ) -> Result<Self> {
+        Self::default().with_variables(variables)?.with_toml(toml)
+    }
+
+    /// Changed by the variables that begin with [`ENV_PREFIX`]; others are left alone.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the unknown variable or the value that does not fit.
+    pub fn with_variables<K: AsRef<str>, V: AsRef<str>>(
+        self,
+        variables: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self> {
+        let mut layer = toml::Table::new();
+        for (name, text) in variables {
+            if let Some(key) = name.as_ref().strip_prefix(ENV_PREFIX) {
+                layer.insert(key.to_ascii_lowercase(), scalar(text.as_ref()));
+            }
+        }
+        self.with_layer(layer)
+    }
+
+    /// Changed by a TOML text that holds settings at its top level.
+    ///
+    /// # Errors
+    /// `Invalid` for malformed TOML, an unknown setting or a value that does not fit.
+    pub fn with_toml(self, text: &str) -> Result<Self> {
+        let layer = text.parse::<toml::Table>().map_err(|e| bad_settings(&e))?;
+        self.with_layer(layer)
+    }
+
+    fn with_layer(self, layer: toml::Table) -> Result<Self> {
+        let mut all = toml::Table::try_from(&self).map_err(|e| bad_settings(&e))?;
+        all.extend(layer);
+        all.try_into().map_err(|e| bad_settings(&e))
+    }
+
+    /// The header of a table with these settings.
+    #[must_use]
+    pub fn header(&self) -> TableHeader {
+        TableHeader::new(self.shards).with_replicas(self.replicas)
+    }
+
+    /// How long a node takes at most to stop its shards.
+    #[must_use]
+    pub fn stop_budget(&self) -> Duration {
+        self.stop_budget.unwrap_or(self.node_ttl / 6)
+    }
+
+    /// The time between a local deadline and the end of a TTL: a tenth of it, at least 100 ms.
+    pub(crate) fn margin(ttl: Duration) -> Duration {
+        (ttl / 10).max(Duration::from_millis(100))
+    }
+
+    /// Checks all settings together.
+    ///
+    /// # Errors
+    /// `Invalid`, one error that names every contradiction.
+    pub fn validate(&self) -> Result<()> {
+        let mut faults = Vec::new();
+        let mut must = |good: bool, why: String| {
+            if !good {
+                faults.push(why);
+            }
+        };
+        self.check_leases(&mut must);
+        self.check_membership(&mut must);
+        self.check_balance(&mut must);
+        if faults.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid("validate settings", faults.join("; ")))
+    }
+
+    fn check_leases(&self, must: &mut impl FnMut(bool, String)) {
+        let ttls = [
+            ("leader_ttl", self.leader_ttl),
+            ("sharding_ttl", self.sharding_ttl),
+            ("node_ttl", self.node_ttl),
+        ];
+        for (name, ttl) in ttls {
+            must(Ttl::new(ttl).is_ok(), format!("{name} {ttl:?} is not 1 s to 24 h"));
+            let timeout = self.request_timeout;
+            must(
+                timeout < ttl / 3,
+                format!("request_timeout {timeout:?} is not below a third of {name} {ttl:?}"),
+            );
+        }
+        let usable = self.leader_ttl.saturating_sub(Self::margin(self.leader_ttl));
+        must(
+            self.leader_renew < usable,
+            format!(
+                "leader_renew {:?} is not below leader_ttl less its margin, {usable:?}",
+                self.leader_renew
+            ),
+        );
+        let retries = [
+            ("leader_renew", self.leader_renew),
+            ("leader_retry", self.leader_retry),
+            ("sharding_retry", self.sharding_retry),
+            ("request_timeout", self.request_timeout),
+        ];
+        for (name, duration) in retries {
+            must(!duration.is_zero(), format!("{name} is 0"));
+        }
+        must(
+            self.leader_retry < self.leader_ttl,
+            format!(
+                "leader_retry {:?} is not below leader_ttl {:?}",
+                self.leader_retry, self.leader_ttl
+            ),
+        );
+        must(
+            self.sharding_retry < self.sharding_ttl,
+            format!(
+                "sharding_retry {:?} is not below sharding_ttl {:?}",
+                self.sharding_retry, self.sharding_ttl
+            ),
+        );
+    }
+
+    fn check_membership(&self, must: &mut impl FnMut(bool, String)) {
+        must(!self.heartbeat.is_zero(), "heartbeat is 0".to_owned());
+        must(
+            self.heartbeat <= self.node_ttl / 3,
+            format!(
+                "heartbeat {:?} is above a third of node_ttl {:?}",
+                self.heartbeat, self.node_ttl
+            ),
+        );
+        let busy = self.heartbeat + self.request_timeout + self.stop_budget();
+        let usable = self.node_ttl.saturating_sub(Self::margin(self.node_ttl));
+        must(
+            busy < usable,
+            format!(
+                "heartbeat {:?} + request_timeout {:?} + stop_budget {:?} is not below node_ttl less \
+                 its margin, {usable:?}",
+                self.heartbeat,
+                self.request_timeout,
+                self.stop_budget()
+            ),
+        );
+        must(self.min_members >= 1, "min_members is 0; it is at least 1".to_owned());
+        let brake = self.mass_failure_brake;
+        must(
+            brake > 0.0 && brake <= 1.0,
+            format!("mass_failure_brake {brake} is not above 0 and at most 1"),
+        );
+        must(
+            self.restart_grace <= self.remove_after,
+            format!(
+                "restart_grace {:?} is above remove_after {:?}",
+                self.restart_grace, self.remove_after
+            ),
+        );
+    }
+
+    fn check_balance(&self, must: &mut impl FnMut(bool, String)) {
+        must(
+            self.rebalance_delay < self.rebalance_check,
+            format!(
+                "rebalance_delay {:?} is not below rebalance_check {:?}",
+                self.rebalance_delay, self.rebalance_check
+            ),
+        );
+        must(
+            self.stop_budget() < self.handoff_timeout,
+            format!(
+                "stop_budget {:?} is not below handoff_timeout {:?}",
+                self.stop_budget(),
+                self.handoff_timeout
+            ),
+        );
+        must(
+            (1..=10_000).contains(&self.virtual_nodes),
+            format!("virtual_nodes {} is not 1 to 10000", self.virtual_nodes),
+        );
+        must(self.motions_max != Some(0), "motions_max is 0; it is at least 1".to_owned());
+        must(
+            (1..=EVENT_BUFFER_MAX).contains(&self.event_buffer),
+            format!("event_buffer {} is not 1 to {EVENT_BUFFER_MAX}", self.event_buffer),
+        );
+    }
+}
+
+/// The value that a variable's text stands for: a number or a truth value where it reads as one.
+fn scalar(text: &str) -> toml::Value {
+    if let Ok(number) = text.parse::<i64>() {
+        return toml::Value::Integer(number);
+    }
+    if let Ok(number) = text.parse::<f64>() {
+        return toml::Value::Float(number);
+    }
+    match text {
+        "true" => toml::Value::Boolean(true),
+        "false" => toml::Value::Boolean(false),
+        _ => toml::Value::String(text.to_owned()),
+    }
+}
+
+fn bad_settings(error: &dyn std::error::Error) -> Error {
+    Error::invalid("read settings", error.to_string().trim_end().replace('\n', " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_presets_are_valid() {
+        for settings in [Settings::default(), Settings::fast(), Settings::demo()] {
+            settings.validate().expect("valid");
+        }
+    }
+
+    #[test]
+    fn one_error_names_every_contradiction() {
+        let settings = Settings {
+            leader_renew: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(40),
+            min_members: 0,
+            mass_failure_brake: f64::NAN,
+            node_ttl: Duration::from_millis(500),
+            virtual_nodes: 0,
+            event_buffer: 0,
+            ..Settings::default()
+        };
+        let text = settings.validate().expect_err("contradictions").to_string();
+        for name in [
+            "leader_renew",
+            "heartbeat 40s",
+            "min_members",
+            "mass_failure_brake",
+            "node_ttl 500ms is not 1 s",
+            "request_timeout 2s is not below a third of node_ttl",
+            "stop_budget",
+            "virtual_nodes",
+            "event_buffer",
+        ] {
+            assert!(text.contains(name), "{name} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_stronger_than_variables_and_code_than_both() {
+        let variables = [("COORD_CLUSTER_HEARTBEAT", "5s"), ("COORD_CLUSTER_SHARDS", "64")];
+        let mut settings =
+            Settings::load(variables, "heartbeat = '4s'\nmass_failure_brake = 1.0").expect("loads");
+        assert_eq!(settings.heartbeat, Duration::from_secs(4));
+        assert_eq!(settings.shards.get(), 64);
+        settings.heartbeat = Duration::from_secs(3);
+        settings.validate().expect("valid");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let error = Settings::load([("COORD_CLUSTER_NODE_TLL", "1s")], "").expect_err("unknown");
+        assert!(error.to_string().contains("node_tll"), "{error}");
+        let error = Settings::default().with_toml("node_ttl = 'soon'").expect_err("malformed");
+        assert!(error.to_string().contains("soon"), "{error}");
+        assert!(Settings::default().with_toml("shards = 0").is_err());
+        assert!(Settings::default().with_toml("shards = ").is_err());
+        assert!(Settings::load([("OTHER", "x")], "").is_ok());
+    }
+
+    #[test]
+    fn settings_survive_a_round_trip() {
+        let settings = Settings { stop_budget: Some(Duration::from_secs(9)), ..Settings::fast() };
+        let text = toml::to_string(&settings).expect("writes");
+        assert_eq!(Settings::default().with_toml(&text).expect("reads"), settings);
+    }
+}

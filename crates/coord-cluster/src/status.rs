@@ -1,0 +1,164 @@
+//! How a cluster stands, as one node sees it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use coord_core::{
+    Address, Incarnation, Label, NodeId, NodeStatus, ShardMap, TableName, Term, Version,
+};
+use serde::{Deserialize, Serialize};
+
+/// The state of a cluster as a whole.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClusterState {
+    /// No node has been taken in yet.
+    #[default]
+    Initializing,
+    /// One active node.
+    SingleNode,
+    /// Several active nodes.
+    MultiNode(Balance),
+    /// There were nodes, and none is active now; shards are orphaned until one comes.
+    NoNodes,
+}
+
+/// How the shards of a cluster with several nodes stand.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Balance {
+    /// Every shard is where it should be.
+    Stable,
+    /// Members changed, and shards are yet to follow; or shards are in motion.
+    Rebalancing,
+    /// A rebalance failed, and its table stays as it was.
+    Degraded,
+}
+
+impl fmt::Display for ClusterState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Initializing => "initializing",
+            Self::SingleNode => "single node",
+            Self::MultiNode(Balance::Stable) => "stable",
+            Self::MultiNode(Balance::Rebalancing) => "rebalancing",
+            Self::MultiNode(Balance::Degraded) => "degraded",
+            Self::NoNodes => "no nodes",
+        })
+    }
+}
+
+/// A node's part in the election.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// It follows.
+    #[default]
+    Follower,
+    /// It stands for election.
+    Candidate,
+    /// It leads.
+    Leader,
+}
+
+/// Who leads, as one node sees it.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leader {
+    /// Who.
+    pub node: NodeId,
+    /// Which run of it.
+    pub incarnation: Incarnation,
+    /// In which term.
+    pub term: Term,
+}
+
+/// A member, as the cluster holds it.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub id: NodeId,
+    /// Which run of it.
+    pub incarnation: Incarnation,
+    /// Where it is reached.
+    pub address: Address,
+    /// Its status.
+    pub status: NodeStatus,
+    /// Its failure domain.
+    pub zone: Option<Label>,
+    /// How many places it fills, all tables together.
+    pub shards: u32,
+}
+
+/// A table, as one node sees it.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableStatus {
+    /// Its name.
+    pub name: TableName,
+    /// Its version.
+    pub version: Version,
+    /// How many shards it has.
+    pub shards: u32,
+    /// How many have no primary.
+    pub orphans: u32,
+    /// How many are in motion.
+    pub moving: u32,
+    /// Who owns what.
+    pub map: Arc<ShardMap>,
+}
+
+/// How the cluster stands, as one node sees it.
+#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The cluster as a whole.
+    pub state: ClusterState,
+    /// Who leads, if anybody is known to.
+    pub leader: Option<Leader>,
+    /// This node's part in the election.
+    pub role: Role,
+    /// This node's run, while it is registered.
+    pub registered: Option<Incarnation>,
+    /// All members, by name; failed ones until they are forgotten.
+    pub members: Vec<Member>,
+    /// The tables that this node was started with, by name, as far as they exist.
+    pub tables: Vec<TableStatus>,
+    /// Whether balancing is paused.
+    pub paused: bool,
+    /// Whether the store is away.
+    pub store_away: bool,
+}
+
+impl Status {
+    /// A member by its name.
+    #[must_use]
+    pub fn member(&self, id: &NodeId) -> Option<&Member> {
+        self.members.iter().find(|member| member.id == *id)
+    }
+
+    /// A table by its name.
+    #[must_use]
+    pub fn table(&self, name: &TableName) -> Option<&TableStatus> {
+        self.tables.iter().find(|table| table.name == *name)
+    }
+
+    /// How many members are in this status.
+    #[must_use]
+    pub fn count(&self, status: NodeStatus) -> usize {
+        self.members.iter().filter(|member| member.status == status).count()
+    }
+
+    /// True when every member that may host is there, every shard has an owner, and nothing is about to
+    /// move.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        matches!(self.state, ClusterState::SingleNode | ClusterState::MultiNode(Balance::Stable))
+            && !self.tables.is_empty()
+            && self.tables.iter().all(|table| table.orphans == 0 && table.moving == 0)
+    }
+}
