@@ -51,6 +51,10 @@ pub(crate) const SCHEME: &str = "memory";
 /// Discovery: a plain heartbeat leaves the record's revision as it is, so an eviction that shows
 /// the current revision succeeds also if a heartbeat came in between. Expiry is this store's own
 /// business, and nobody has to prove silence to it.
+///
+/// Placement: a claim or a publish under a fence of this very store passes only while that grant
+/// holds its lease. Else it is Fenced, with the table's fence, which may be the caller's own; for a
+/// claim of a table that does not exist, with the fence of the claim.
 #[derive(Clone)]
 pub struct MemoryBackend {
     handle: Arc<Handle>,

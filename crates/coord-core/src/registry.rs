@@ -119,17 +119,19 @@ impl Registry {
 
     fn no_opener(&self, url: &BackendUrl) -> Error {
         let scheme = url.scheme();
-        let open: Vec<_> = self.schemes().collect();
-        let mut why = match self.known.get(scheme) {
+        let what = match self.known.get(scheme) {
             Some(feature) => format!("scheme {scheme:?} needs the cargo feature {feature:?}"),
             None => format!("unknown scheme {scheme:?}"),
         };
-        why += &format!("; this build opens {}", open.join(", "));
+        let opens: Vec<_> = self.schemes().collect();
         let is_out = |scheme: &str| !self.openers.contains_key(scheme);
         let out: Vec<_> = self.known.keys().copied().filter(|scheme| is_out(scheme)).collect();
-        if !out.is_empty() {
-            why += &format!(", and knows of {}", out.join(", "));
-        }
+        let list = |schemes: Vec<&str>| match schemes.as_slice() {
+            [] => "none".to_owned(),
+            some => some.join(", "),
+        };
+        let (opens, out) = (list(opens), list(out));
+        let why = format!("{what}; schemes in this build: {opens}; left out of it: {out}");
         Error::new(ErrorKind::Unsupported, "connect").message(why).resource(url)
     }
 }
@@ -174,8 +176,11 @@ mod tests {
         let unknown = refused("ectd://u:hunter2@a:2379/orders").await;
         let option = refused("memory://orders?ear=1").await;
         for (error, text) in [
-            (&compiled_out, "needs the cargo feature \"etcd\"; this build opens memory, and knows"),
-            (&unknown, "unknown scheme \"ectd\"; this build opens memory, and knows of etcd, nats"),
+            (&compiled_out, "needs the cargo feature \"etcd\"; schemes in this build: memory;"),
+            (
+                &unknown,
+                "unknown scheme \"ectd\"; schemes in this build: memory; left out of it: etcd, nats",
+            ),
             (&option, "unknown option \"ear\"; the known ones are era"),
         ] {
             assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -14,6 +14,7 @@ pub use id::*;
 pub use lease::*;
 pub use name::*;
 pub use node::*;
+pub(crate) use node::{is_host, parse_port};
 pub use revision::*;
 pub use shard::*;
 pub use table::*;

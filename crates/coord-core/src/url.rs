@@ -9,7 +9,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::SCHEME as MEMORY;
-use crate::types::{ClusterName, Era};
+use crate::types::{ClusterName, Era, is_host, parse_port};
 
 /// The longest URL, in bytes.
 pub const URL_BYTES_MAX: usize = 8 * 1024;
@@ -322,25 +322,12 @@ fn parse_hosts(text: &str) -> Result<Vec<UrlHost>> {
             Some((host, port)) if !port.contains(']') => (host, Some(port)),
             _ => (text, None),
         };
-        let is_good = match host.strip_prefix('[') {
-            Some(rest) => rest
-                .strip_suffix(']')
-                .is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok()),
-            None => {
-                let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-                !host.is_empty() && host.bytes().all(good)
-            }
-        };
-        if !is_good {
+        if !is_host(host) {
             return fail("is malformed; write a name, an IPv4 address or [an IPv6 address]");
         }
-        let number = port.map(|port| match port.parse::<u16>() {
-            Ok(number @ 1..) if port.bytes().all(|b| b.is_ascii_digit()) => Some(number),
-            _ => None,
-        });
-        match number {
+        match port.map(parse_port) {
             Some(None) => fail(&format!("({host:?}) has a port that is not 1 to 65535")),
-            number => Ok(UrlHost::new(host, number.flatten())),
+            port => Ok(UrlHost::new(host, port.flatten())),
         }
     };
     text.split(',').enumerate().map(parse).collect()

@@ -18,7 +18,7 @@ use crate::types::{
 };
 
 /// The most requests that may be within their time limit at once.
-const REQUESTS_MAX: usize = 10_000;
+pub(super) const REQUESTS_MAX: usize = 10_000;
 
 /// A request within its time limit.
 pub(super) struct OpenRequest {

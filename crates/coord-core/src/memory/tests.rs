@@ -8,8 +8,8 @@ use tokio::time::{Instant, advance};
 use super::*;
 use crate::types::*;
 use crate::{
-    Acquire, Answered, Claim, Evict, Heartbeat, LeaseEvent, NodeEvent, Page, PlacementEvent,
-    Publish, Register, Release, Renew, Replace, RequestEvent,
+    Acquire, Answered, Claim, Effect, Evict, Heartbeat, LeaseEvent, NodeEvent, Page,
+    PlacementEvent, Publish, Register, Release, Renew, Replace, RequestEvent,
 };
 
 fn backend() -> MemoryBackend {
@@ -373,6 +373,56 @@ async fn a_request_is_answered_once_under_the_claiming_fence_and_forgotten_in_ti
     assert_eq!(next(&mut watch).await.unwrap(), RequestEvent::Gone(asked.id));
     assert_eq!(started.elapsed(), secs(30));
     assert_eq!(answer(&fence, &no).await, Answered::Gone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_are_bounded_until_their_time_limit_passes() {
+    let backend = backend();
+    let placement = backend.placement();
+    let from = NodeId::new("a").unwrap();
+    let ask = || Request::new(from.clone(), secs(30), "drain").unwrap();
+    for _ in 0..placement::REQUESTS_MAX {
+        placement.request(&ask()).await.unwrap();
+    }
+    let full = placement.request(&ask()).await.unwrap_err();
+    assert_eq!((full.kind(), full.effect()), (ErrorKind::Unavailable, Effect::None));
+    advance(secs(30)).await;
+    placement.request(&ask()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_keeps_the_store_and_counts_heartbeats() {
+    let cluster = ClusterName::new("kept-by-a-watch").unwrap();
+    let backend = MemoryBackend::open(cluster.clone());
+    let info = node("a");
+    let held = register(&backend, &info, 10).await;
+    let mut watch = backend.discovery().watch();
+    drop(backend);
+    assert!(matches!(next(&mut watch).await.unwrap(), NodeEvent::Snapshot(all) if all.len() == 1));
+
+    let started = Instant::now();
+    advance(secs(6)).await;
+    let backend = MemoryBackend::open(cluster);
+    let answer = backend.discovery().heartbeat(&held, &info).await.unwrap();
+    assert_eq!(answer, Heartbeat::Renewed(held));
+    assert!(matches!(next(&mut watch).await.unwrap(), NodeEvent::Expired { .. }));
+    assert_eq!(started.elapsed(), secs(16));
+}
+
+#[test]
+fn of_many_threads_one_wins() {
+    let backend = backend();
+    let compete = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let asked = request("jobs", "a", 10);
+        let outcome = runtime.block_on(backend.lease().try_acquire(&asked)).unwrap();
+        usize::from(matches!(outcome, Acquire::Acquired(_)))
+    };
+    let winners: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(compete)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(winners, 1);
 }
 
 #[tokio::test(start_paused = true)]

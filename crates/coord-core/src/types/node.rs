@@ -38,23 +38,10 @@ impl Address {
         let Some((host, port)) = text.rsplit_once(':') else {
             return fail("has no port; write host:port");
         };
-        if !matches!(port.parse::<u16>(), Ok(1..)) || !port.bytes().all(|b| b.is_ascii_digit()) {
+        if parse_port(port).is_none() {
             return fail("has a port that is not 1 to 65535");
         }
-        let host_is_good = match host.strip_prefix('[') {
-            Some(rest) => rest
-                .strip_suffix(']')
-                .is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok()),
-            None => {
-                !host.is_empty()
-                    && host.len() <= 253
-                    && host.split('.').all(|part| {
-                        let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
-                        !part.is_empty() && part.bytes().all(good)
-                    })
-            }
-        };
-        if !host_is_good {
+        if !is_host(host) {
             return fail(
                 "has a malformed host; write a name, an IPv4 address or [an IPv6 address]",
             );
@@ -99,6 +86,22 @@ impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&*self.0, f)
     }
+}
+
+/// Whether this is a host name, an IPv4 address or an IPv6 address in brackets.
+pub(crate) fn is_host(text: &str) -> bool {
+    if let Some(rest) = text.strip_prefix('[') {
+        let inner = rest.strip_suffix(']');
+        return inner.is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok());
+    }
+    let good = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    text.len() <= 253 && text.split('.').all(|part| !part.is_empty() && part.bytes().all(good))
+}
+
+/// The port that this text is, if it is one of 1 to 65535.
+pub(crate) fn parse_port(text: &str) -> Option<u16> {
+    let is_number = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|port| is_number && *port != 0)
 }
 
 /// How much a node can take compared with the others: finite and above 0; 1 by default.
