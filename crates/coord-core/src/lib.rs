@@ -20,6 +20,7 @@ mod discovery;
 mod error;
 mod lease;
 mod placement;
+pub mod session;
 pub mod types;
 pub mod watch;
 
@@ -29,5 +30,6 @@ pub use discovery::*;
 pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;
 pub use placement::*;
+pub use session::{LeaseBuilder, LeaseGuard, LeaseSession, Leases, Lost, Tenure, TryAcquire};
 pub use types::*;
 pub use watch::{Watched, Watcher};
