@@ -25,6 +25,7 @@ mod registry;
 pub mod types;
 mod url;
 pub mod watch;
+pub mod wire;
 
 pub use backend::*;
 pub use clock::{BootClock, Clock, Moment, TokioClock};
