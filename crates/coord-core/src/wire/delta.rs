@@ -1,8 +1,10 @@
 //! The difference between one version of a map and the next.
 //!
-//! Gaps and slots of the changed places stand apart, because zstd then finds their patterns. An epoch is
-//! the version that changed the owner, so epochs need nothing here, except where they do not follow that.
+//! Of the changed places come all gaps, as varints, and then all slots, bit-packed: apart, because zstd
+//! then finds their patterns. An epoch is the version that changed the owner, so epochs need nothing here,
+//! except where they do not follow that.
 
+use super::bits;
 use super::chunk::Section;
 use super::epochs;
 use super::motions::{self, MOTION_BYTES_MAX};
@@ -31,7 +33,7 @@ pub(super) fn bytes_max(header: &TableHeader) -> u64 {
 pub(super) fn encode(old: &ShardMap, new: &ShardMap) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     put_nodes(&mut out, &old.nodes, &new.nodes)?;
-    put_owners(&mut out, &old.owners, &new.owners);
+    put_owners(&mut out, &old.owners, new);
     let none: &[Motion] = &[];
     let ended = old.motions.keys().filter(|shard| !new.motions.contains_key(shard));
     let begun = new.motions.iter().filter(|(shard, moving)| old.motions.get(shard) != Some(moving));
@@ -69,20 +71,26 @@ fn put_nodes(
     Ok(())
 }
 
-fn put_owners(out: &mut Vec<u8>, old: &[u16], new: &[u16]) {
+fn put_owners(out: &mut Vec<u8>, old: &[u16], new: &ShardMap) {
     let (mut gaps, mut slots) = (Vec::new(), Vec::new());
-    let (mut next, mut count) = (0, 0);
-    for (place, (before, after)) in old.iter().zip(new).enumerate() {
+    let mut next = 0;
+    for (place, (before, after)) in old.iter().zip(&new.owners).enumerate() {
         if before != after {
             varint::put(&mut gaps, (place - next) as u64);
-            varint::put(&mut slots, after.wrapping_add(1).into());
+            slots.push(u32::from(*after));
             next = place + 1;
-            count += 1;
         }
     }
-    varint::put(out, count);
+    let nobody = slot_count(&new.nodes);
+    varint::put(out, slots.len() as u64);
     out.extend_from_slice(&gaps);
-    out.extend_from_slice(&slots);
+    let slots = slots.into_iter().map(|slot| slot.min(nobody));
+    out.extend_from_slice(&bits::pack(slots, bits::width(nobody)));
+}
+
+/// How many slots there are, which is also the number that stands for nobody among packed slots.
+fn slot_count(nodes: &[Option<NodeEntry>]) -> u32 {
+    u32::try_from(nodes.len()).unwrap_or(u32::MAX)
 }
 
 /// The epochs that are not the ones that [`ShardMap::raise_epochs`] makes of this change.
@@ -169,9 +177,17 @@ fn read_owners(reader: &mut Reader<'_>, known: &[bool], map: &mut ShardMap) -> R
         changed.push(place);
         next = place + 1;
     }
-    for place in changed {
-        let slot = reader.at_most(u16::MAX.into(), "slot")?;
-        map.owners[place] = u16::try_from(slot).unwrap_or(0).wrapping_sub(1);
+    let nobody = slot_count(&map.nodes);
+    let width = bits::width(nobody);
+    let packed = reader.take(bits::packed_len(count, width))?;
+    let slots = bits::unpack(packed, count, width);
+    let slots = slots.ok_or_else(|| reader.corrupt("bits are left over behind the slots"))?;
+    for (place, slot) in changed.into_iter().zip(slots) {
+        if slot > nobody {
+            return Err(reader.corrupt(&format!("a slot is out of range slot={slot}")));
+        }
+        map.owners[place] =
+            if slot == nobody { NOBODY } else { u16::try_from(slot).unwrap_or(NOBODY) };
     }
     // A node may have left the table, so the places that did not change are looked at too.
     let is_known =

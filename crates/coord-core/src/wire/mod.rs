@@ -19,19 +19,26 @@ mod bits;
 mod chunk;
 mod delta;
 mod digest;
+mod encode;
 mod epochs;
+mod key;
 mod manifest;
 mod motions;
 mod nodes;
 mod owners;
+mod part;
 mod records;
 mod varint;
 
 pub use chunk::CHUNK_HEADER_BYTES;
 pub use digest::digest;
-pub use manifest::{
-    ChunkKey, DELTAS_MAX, EncodedMap, Manifest, VALUE_BYTES_MIN, WireLimits, encode_map,
-    encode_next, is_compaction_due,
+pub use encode::{
+    EncodedMap, VALUE_BYTES_MIN, WireLimits, encode_map, encode_next, is_compaction_due,
 };
+pub use key::ChunkKey;
+pub use manifest::{DELTAS_MAX, Manifest};
 pub use owners::CHUNK_SHARDS_MAX;
 pub use records::{AnswerV1, Body, LeaseRecordV1, NodeRecordV1, Record, RequestV1, TableHeadV1};
+
+#[cfg(test)]
+mod tests;

@@ -391,3 +391,192 @@ impl<'de> Deserialize<'de> for Body {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{WireLimits, encode_map};
+    use super::*;
+    use crate::ErrorKind;
+    use crate::types::{Address, AttemptId, Capacity, Incarnation, Label, Load, ShardId, Slot};
+
+    fn node() -> NodeId {
+        NodeId::new("n1").expect("name")
+    }
+
+    fn grant(term: u64) -> Grant {
+        let holder = Holder::new(node(), Incarnation::from_u128(1), AttemptId::from_u128(2));
+        let term = Term::new(Era::new(3).expect("era"), term).expect("fits");
+        let ttl = Ttl::from_secs(15).expect("ttl");
+        let revision = Revision::from_u64(4);
+        Grant::new(LeaseName::leader(), holder, term, ttl, Origin::new("etcd:1/c"), revision)
+    }
+
+    #[test]
+    fn a_lease_is_stored_without_era_and_origin() {
+        let grant = grant(1_790_000_000_000_000);
+        let record = LeaseRecordV1::of(&grant);
+        let bytes = record.encode().expect("encodes");
+        let text = std::str::from_utf8(&bytes).expect("utf-8");
+        assert!(text.contains("\"term\":1790000000000000") && !text.contains("etcd"), "{text}");
+        let read = LeaseRecordV1::decode(&bytes).expect("decodes");
+        assert_eq!(read, record);
+        let back = |record: LeaseRecordV1, counted| {
+            let (origin, revision) = (grant.origin.clone(), grant.revision.clone());
+            record.into_grant(grant.term.era(), counted, origin, revision)
+        };
+        assert_eq!(back(read, Some(8)).expect("a term"), grant, "the stored term counts");
+        let record = LeaseRecordV1 { term: None, ..record };
+        let bytes = record.encode().expect("encodes");
+        let read = LeaseRecordV1::decode(&bytes).expect("decodes");
+        let counted = back(read.clone(), Some(8)).expect("a term");
+        assert_eq!(counted.term, Term::new(grant.term.era(), 8).expect("fits"));
+        assert_eq!(back(read.clone(), None).expect_err("no term").kind(), ErrorKind::Corrupt);
+        assert!(back(read, Some(1 << 52)).is_err());
+    }
+
+    #[test]
+    fn a_node_is_checked_when_it_is_read() {
+        let address = Address::new("10.0.0.1:7000").expect("address");
+        let roles = |count: usize| (0..count).map(|n| Label::new(format!("r{n}")).expect("label"));
+        let mut info = NodeInfo::new(node(), address)
+            .with_capacity(Capacity::new(0.1).expect("capacity"))
+            .with_roles(roles(ROLES_MAX).collect())
+            .expect("few enough");
+        info.load = Some(Load::new(0.3).expect("load"));
+        let record = NodeRecordV1::new(info, Ttl::from_secs(90).expect("ttl"));
+        let bytes = record.encode().expect("encodes");
+        assert_eq!(NodeRecordV1::decode(&bytes).expect("decodes"), record);
+        let seen = record.clone().into_record(Revision::from_u64(7));
+        assert_eq!((seen.ttl, seen.judged), (record.ttl_ms, true));
+        let mut many = record.clone();
+        many.node.roles = roles(ROLES_MAX + 1).collect();
+        let error = NodeRecordV1::decode(&many.encode().expect("encodes")).expect_err("too many");
+        assert!(error.to_string().contains("found=33 max=32"), "{error}");
+        let text = String::from_utf8(bytes.to_vec()).expect("utf-8");
+        for (good, bad) in [("10.0.0.1:7000", "10.0.0.1"), ("90000", "900"), ("0.1", "-0.1")] {
+            let error = NodeRecordV1::decode(text.replace(good, bad).as_bytes()).expect_err(bad);
+            assert_eq!(error.kind(), ErrorKind::Corrupt);
+        }
+    }
+
+    #[test]
+    fn a_table_speaks_of_its_own_map_only() {
+        let header = TableHeader::default();
+        let created = TableHeadV1::created(TableName::cluster(), header, grant(5).fence());
+        let read = TableHeadV1::decode(&created.encode().expect("encodes")).expect("decodes");
+        assert_eq!(read, created);
+        assert_eq!(read.version(), Version::ZERO);
+        let table = read.into_table(None).expect("version 0");
+        assert_eq!((table.map.uid(), table.map.orphans()), (created.uid, 1024));
+        let mut edit = table.map.edit();
+        edit.set_annex(Bytes::from_static(b"state")).expect("short");
+        let map = edit.finish(grant(6).fence()).expect("changed");
+        let limits = WireLimits::new(1 << 20).expect("large enough");
+        let manifest = encode_map(&map, limits).expect("encodes").manifest;
+        let head = created.clone().with_fence(grant(6).fence()).with_manifest(manifest.clone());
+        let read = TableHeadV1::decode(&head.encode().expect("encodes")).expect("decodes");
+        assert_eq!(read, head);
+        assert!(read.clone().into_table(None).is_err(), "version 1 has a map");
+        assert_eq!(*read.into_table(Some(map.clone())).expect("its map").map, map);
+        let other = TableHeadV1::created(TableName::cluster(), head.header, grant(5).fence());
+        let other = other.with_manifest(manifest);
+        assert!(TableHeadV1::decode(&other.encode().expect("encodes")).is_err(), "another uid");
+        assert!(created.into_table(Some(map)).is_err(), "version 0 has no map");
+        assert_eq!(table.map.owner_slots(ShardId::new(0)).next(), Some(Slot::NOBODY));
+    }
+
+    #[test]
+    fn a_body_stays_readable_where_it_is_text() {
+        let request =
+            Request::new(node(), Duration::from_nanos(1_000_001), &b"{\"drain\":\"n2\"}"[..]);
+        let record = RequestV1::of(&request.expect("good"));
+        let text = String::from_utf8(record.encode().expect("encodes").to_vec()).expect("utf-8");
+        assert!(text.contains(r#""time_limit_ms":2,"body":"{\"drain\":\"n2\"}""#), "{text}");
+        let binary = Answer::new(&[0xff, 0][..]).expect("short");
+        let record = AnswerV1::of(RequestId::from_u128(1), &binary);
+        let text = String::from_utf8(record.encode().expect("encodes").to_vec()).expect("utf-8");
+        assert!(text.contains(r#""body":{"base64":"/wA="}"#), "{text}");
+        let read = AnswerV1::decode(text.as_bytes()).expect("decodes");
+        assert_eq!(read.into_answer().expect("short"), binary);
+    }
+
+    /// A record of which this version knows two formats, as every record will be one day.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Second {
+        seconds: u64,
+    }
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct First {
+        minutes: u64,
+    }
+
+    impl Record for First {
+        const WHAT: &'static str = "first";
+    }
+
+    impl Record for Second {
+        const WHAT: &'static str = "second";
+        const FORMAT: u32 = 2;
+
+        fn read(format: u32, bytes: &[u8]) -> serde_json::Result<Self> {
+            match format {
+                1 => {
+                    let First { minutes } = serde_json::from_slice(bytes)?;
+                    Ok(Self { seconds: minutes * 60 })
+                }
+                _ => serde_json::from_slice(bytes),
+            }
+        }
+    }
+
+    #[test]
+    fn two_versions() {
+        let old = First { minutes: 2 }.encode().expect("encodes");
+        let new = Second { seconds: 120 }.encode().expect("encodes");
+        assert_eq!(Second::decode(&old).expect("reads the one before"), Second { seconds: 120 });
+        assert_eq!(Second::decode(&new).expect("reads its own"), Second { seconds: 120 });
+        let error = First::decode(&new).expect_err("does not guess at a newer one");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let text = error.to_string();
+        assert!(
+            text.contains("first record of an unknown format found=2 supported=1..=1"),
+            "{text}"
+        );
+        let more = br#"{"format":1,"colour":"blue","minutes":2}"#;
+        assert_eq!(
+            First::decode(more).expect("ignores what it does not know"),
+            First { minutes: 2 }
+        );
+        for bad in [&b"{\"format\":0,\"minutes\":2}"[..], b"{\"minutes\":2}", b"", b"[]", b"\xff"] {
+            assert_eq!(First::decode(bad).expect_err("bad").kind(), ErrorKind::Corrupt);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn requests_read_back(id: u128, millis in 1..3_600_000_u64, body: Vec<u8>) {
+            let request = Request::new(node(), Duration::from_millis(millis), body).expect("good");
+            let request = request.with_id(RequestId::from_u128(id));
+            let bytes = RequestV1::of(&request).encode().expect("encodes");
+            let read = RequestV1::decode(&bytes).expect("decodes").into_request().expect("good");
+            prop_assert_eq!(read, request);
+        }
+
+        #[test]
+        fn a_damaged_record_is_corrupt_or_a_record(at: prop::sample::Index, bit in 0..8_u8, cut: bool) {
+            let mut bytes = LeaseRecordV1::of(&grant(7)).encode().expect("encodes").to_vec();
+            let at = at.index(bytes.len());
+            if cut {
+                bytes.truncate(at);
+            } else {
+                bytes[at] ^= 1_u8 << bit;
+            }
+            if let Err(error) = LeaseRecordV1::decode(&bytes) {
+                prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
+            }
+        }
+    }
+}

@@ -1,9 +1,16 @@
+use std::collections::HashMap;
+
+use bytes::Bytes;
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::chunk::{self, Life, Section};
+use super::part::{Hash, Part};
 use super::*;
 use crate::ErrorKind;
+use crate::Result;
 use crate::types::*;
 
 const MEBIBYTE: usize = 1 << 20;
@@ -28,7 +35,7 @@ fn entry(number: usize, incarnation: u128) -> NodeEntry {
         address.expect("address"),
         NodeStatus::Active,
     )
-    .with_zone((number % 5 != 0).then_some(zone))
+    .with_zone((!number.is_multiple_of(5)).then_some(zone))
 }
 
 fn header(shards: u32, replicas: u8) -> TableHeader {
@@ -288,7 +295,7 @@ fn forge(
     }
     let body = chunk::length(bytes.len() - 48).expect("short");
     bytes[36..40].copy_from_slice(&body.to_le_bytes());
-    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    let mut hash = Xxh3::new();
     hash.update(&bytes[..40]);
     hash.update(&bytes[48..]);
     bytes[40..48].copy_from_slice(&hash.digest().to_le_bytes());
@@ -479,6 +486,7 @@ fn a_leave_takes_at_most_3_1_bytes_for_each_shard_that_moves() {
         ("1024 x 4", large(1024, 1, 4), 2),
         ("1024 x 4, scattered", scattered(large(1024, 1, 4)), 2),
         ("1048576 x 1000", large(1 << 20, 1, 1000), 500),
+        ("1048576 x 1000, scattered", scattered(large(1 << 20, 1, 1000)), 500),
     ] {
         let (next, moved) = leave(&map, slot);
         let raw = delta::encode(&map, &next).expect("encodes");
