@@ -26,6 +26,7 @@ pub mod session;
 pub mod types;
 mod url;
 pub mod watch;
+pub mod wire;
 
 pub use backend::*;
 pub use clock::{BootClock, Clock, Moment, TokioClock};
