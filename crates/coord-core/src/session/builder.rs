@@ -265,10 +265,13 @@ impl LeaseSession {
     /// No lease stays behind: a request that is on its way is awaited by a task of the [`Leases`],
     /// which releases what was won.
     pub async fn acquire(&self) -> Result<LeaseGuard> {
-        match self.begin(Patience::WaitsItsTurn).await? {
-            TryAcquire::Acquired(guard) => Ok(guard),
-            TryAcquire::Held(record) => Err(Error::new(ErrorKind::Internal, "acquire")
-                .message(format!("a candidate that waits was told of holder={}", record.holder))),
+        loop {
+            // A caller that was not polled for so long that its guard was lost waits again.
+            if let TryAcquire::Acquired(guard) = self.begin(Patience::WaitsItsTurn).await?
+                && guard.is_held()
+            {
+                return Ok(guard);
+            }
         }
     }
 
@@ -282,7 +285,13 @@ impl LeaseSession {
     /// # Cancel safety
     /// As `acquire`.
     pub async fn try_acquire(&self) -> Result<TryAcquire> {
-        self.begin(Patience::TriesOnce).await
+        match self.begin(Patience::TriesOnce).await? {
+            TryAcquire::Acquired(guard) if !guard.is_held() => {
+                let why = "the lease was lost before it could be handed out";
+                Err(Error::unavailable("acquire", why).resource(&self.name))
+            }
+            outcome => Ok(outcome),
+        }
     }
 
     async fn begin(&self, patience: Patience) -> Result<TryAcquire> {
