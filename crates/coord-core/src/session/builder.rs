@@ -28,8 +28,23 @@ const TTL_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Acquires leases for one node, and owns the tasks that keep them. Clones share both.
 ///
-/// ```text
+/// ```
+/// # use std::time::Duration;
+/// # use coord_core::{Backend, ClusterName, Incarnation, Leases, MemoryBackend, NodeId, Ran};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> coord_core::Result<()> {
+/// let backend = MemoryBackend::isolated(ClusterName::new("orders")?);
+/// let leases = Leases::new(backend.lease(), NodeId::new("node-1")?, Incarnation::random());
 /// let guard = leases.lease("scheduler")?.ttl(Duration::from_secs(15)).acquire().await?;
+/// assert!(guard.is_held());
+/// match guard.run(|fence| async move { fence.term }).await {
+///     Ran::Finished(term) => println!("worked under term {term}"),
+///     Ran::Lost(lost) => println!("stopped: {lost}"),
+///     Ran::Panicked(payload) => std::panic::resume_unwind(payload),
+///     _ => {}
+/// }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Leases {

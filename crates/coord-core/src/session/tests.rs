@@ -12,10 +12,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::fake::{Fake, Fault};
 use super::*;
+use crate::backend::Backend;
 use crate::clock::{Clock, Moment, TokioClock};
 use crate::error::ErrorKind;
 use crate::lease::Release;
-use crate::types::{Incarnation, NodeId, Ttl};
+use crate::memory::MemoryBackend;
+use crate::types::{ClusterName, Incarnation, NodeId, Ttl};
 
 const TTL: Duration = Duration::from_secs(10);
 const MARGIN: Duration = Duration::from_secs(1);
@@ -184,6 +186,42 @@ async fn somebody_who_saw_it_lost_is_not_contradicted_by_a_renewal() {
     assert!(!guard.is_held());
     assert!(!tenure.raise(old, new));
     assert!(!guard.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_was_overtaken_ends_the_tenure() {
+    let world = World::new();
+    let guard = world.acquire().await;
+    world.fake.fail("renew", [Fault::Slow(Duration::from_secs(1))]);
+    world.called("renew", 1).await;
+    // Stands for a renewing task that has read the clock just before the deadline, while somebody
+    // else reads it just after.
+    world.suspend(TTL);
+    assert!(!guard.is_held());
+    *world.clock.suspended.lock().expect("no panic inside") = Duration::ZERO;
+    assert!(matches!(guard.lost().await, Lost::Expired { .. }));
+    assert!(!guard.is_held());
+    drop(guard);
+    world.vacant().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_session_works_over_the_embedded_backend() {
+    let cluster = ClusterName::new("orders").expect("name");
+    let backend = MemoryBackend::isolated(cluster);
+    let leases = |name| {
+        let node = NodeId::new(name).expect("id");
+        let leases = Leases::new(backend.lease(), node, Incarnation::random());
+        session(&leases.with_clock(Arc::new(TokioClock::new())))
+    };
+    let guard = leases("node-1").acquire().await.expect("acquired");
+    let other = leases("node-2");
+    let waiting = spawn(async move { other.acquire().await.expect("acquired") });
+    assert_eq!(guard.fence(), guard.grant().fence());
+    let before = guard.fence();
+    assert_eq!(guard.release().await.expect("released"), Release::Released);
+    let next = timeout(LONG, waiting).await.expect("woken").expect("no panic");
+    assert!(next.is_held() && next.fence().passes(&before));
 }
 
 #[tokio::test(start_paused = true)]
