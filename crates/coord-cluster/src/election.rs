@@ -76,11 +76,7 @@ async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard
 }
 
 /// Leads, and gives the lease back as the end of the term asks.
-async fn reign(
-    shared: &Arc<Shared>,
-    guard: LeaseGuard,
-    local: &mut mpsc::Receiver<LocalCommand>,
-) {
+async fn reign(shared: &Arc<Shared>, guard: LeaseGuard, local: &mut mpsc::Receiver<LocalCommand>) {
     let term = guard.fence().term;
     tracing::info!(node = %shared.node, %term, "this node leads");
     shared.tenure.send_replace(Some(guard.tenure()));
@@ -95,7 +91,7 @@ async fn reign(
         Vec::new()
     });
     refuse(shared, local);
-    tracing::info!(node = %shared.node, %term, ?ended, "this node does not lead any more");
+    tracing::info!(node = %shared.node, %term, why = %ended, "this node does not lead any more");
     let again_after = match ended {
         Ended::Lost(_) => None,
         // So that somebody else can take the lease.

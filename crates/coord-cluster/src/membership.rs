@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Clock, Error, Heartbeat, NodeEvent, NodeInfo, Register, Replace, Result, Ttl, Watched, Watcher,
+    Error, Heartbeat, NodeEvent, NodeInfo, Register, Replace, Result, Ttl, Watched, Watcher,
 };
-use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
-use self::registration::{RegistrarOutcome, Times};
 pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
+use self::registration::{RegistrarOutcome, Times};
 pub(crate) use self::view::{Absence, Judging, Presence, View};
 use crate::shared::{Ending, Shared};
 use crate::telemetry;
@@ -27,6 +28,7 @@ pub(crate) struct Keeper {
     shared: Arc<Shared>,
     registrar: Registrar,
     ttl: Ttl,
+    jitter: StdRng,
 }
 
 impl Keeper {
@@ -39,21 +41,23 @@ impl Keeper {
         info: NodeInfo,
         replace: Replace,
     ) -> Result<Self> {
-        let times = Times {
-            interval: shared.settings.heartbeat,
-            retry: shared.settings.request_timeout,
-        };
+        let times =
+            Times { interval: shared.settings.heartbeat, retry: shared.settings.request_timeout };
         let ttl = Ttl::new(shared.settings.node_ttl)?;
+        // Incarnations are random, so no two nodes beat in step.
+        let seed = info.incarnation.as_u128().to_le_bytes();
+        let mut whole = [0; 32];
+        whole[..16].copy_from_slice(&seed);
+        let jitter = StdRng::from_seed(whole);
         let registrar = Registrar::new(info, replace, times, shared.clock.now());
-        let mut keeper = Self { shared, registrar, ttl };
+        let mut keeper = Self { shared, registrar, ttl, jitter };
         let (turn, _) = keeper.registrar.next(keeper.shared.clock.now());
         if let RegistrarTurn::Do(step) = turn {
-            let told = keeper.registrar.info().clone();
             let outcome = keeper.perform(step).await?;
             if let Told::Duplicate(why) = &outcome {
-                return Err(Error::invalid("start", why.clone()).resource(&told.id));
+                return Err(Error::invalid("start", why.clone()).resource(&keeper.shared.node));
             }
-            keeper.take(outcome, &told);
+            keeper.take(outcome);
         }
         Ok(keeper)
     }
@@ -74,7 +78,6 @@ impl Keeper {
                     () = shared.sleep_until(until) => {}
                 },
                 RegistrarTurn::Do(step) => {
-                    let told = self.registrar.info().clone();
                     let outcome = tokio::select! {
                         biased;
                         () = shared.stop.cancelled() => break,
@@ -83,10 +86,10 @@ impl Keeper {
                         () = self.until_deadline() => Ok(Told::Nothing),
                     };
                     match outcome {
-                        Ok(outcome) => self.take(outcome, &told),
+                        Ok(outcome) => self.take(outcome),
                         Err(error) => {
                             tracing::debug!(node = %shared.node, %error, "a heartbeat failed");
-                            self.take(Told::Nothing, &told);
+                            self.take(Told::Nothing);
                         }
                     }
                 }
@@ -143,7 +146,7 @@ impl Keeper {
         }
     }
 
-    fn take(&mut self, told: Told, said: &NodeInfo) {
+    fn take(&mut self, told: Told) {
         let outcome = match told {
             Told::Held(held) => RegistrarOutcome::Held(held),
             Told::Duplicate(_) => RegistrarOutcome::Duplicate,
@@ -151,8 +154,8 @@ impl Keeper {
             Told::Superseded => RegistrarOutcome::Superseded,
             Told::Nothing => RegistrarOutcome::Failed,
         };
-        let jitter = rand::rng().random_range(0.9..=1.1);
-        let news = self.registrar.on_outcome(outcome, said, jitter, self.shared.clock.now());
+        let jitter = self.jitter.random_range(0.9..=1.1);
+        let news = self.registrar.on_outcome(outcome, jitter, self.shared.clock.now());
         self.announce(news);
     }
 

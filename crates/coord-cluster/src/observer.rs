@@ -74,10 +74,8 @@ impl Observer {
                 None => "the lease was released or ran out".to_owned(),
             };
             let Leader { node, term, .. } = old;
-            events.push(Event::new(
-                Cause::Term(term),
-                EventKind::LeadershipLost { node, term, why },
-            ));
+            events
+                .push(Event::new(Cause::Term(term), EventKind::LeadershipLost { node, term, why }));
         }
         if let Some(Leader { node, term, .. }) = now.clone() {
             events.push(Event::new(Cause::Term(term), EventKind::LeaderElected { node, term }));
@@ -192,9 +190,7 @@ impl Observer {
                 .flatten()
                 .any(|node| node.id == wanted.id && node.incarnation == wanted.incarnation)
         };
-        let left_out = self
-            .members()
-            .any(|node| node.status == NodeStatus::Active && !named(node));
+        let left_out = self.members().any(|node| node.status == NodeStatus::Active && !named(node));
         let members: BTreeMap<&NodeId, &NodeEntry> =
             cluster.nodes().iter().flatten().map(|node| (&node.id, node)).collect();
         let misplaced = map.counts().into_iter().zip(map.nodes()).any(|(count, node)| {

@@ -294,10 +294,8 @@ impl Settings {
                 self.heartbeat, self.node_ttl
             ),
         );
-        let busy = self
-            .heartbeat
-            .saturating_add(self.request_timeout)
-            .saturating_add(self.stop_budget());
+        let busy =
+            self.heartbeat.saturating_add(self.request_timeout).saturating_add(self.stop_budget());
         let usable = self.node_ttl.saturating_sub(Self::margin(self.node_ttl));
         must(
             busy < usable,

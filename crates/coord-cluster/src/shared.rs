@@ -5,10 +5,10 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coord_core::session::Tenure;
 use coord_core::{
     Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Result, TableName,
 };
-use coord_core::session::Tenure;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 

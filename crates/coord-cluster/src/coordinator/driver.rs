@@ -1,11 +1,12 @@
 //! Performs what the [`Machine`] decides, for one term.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use coord_core::session::{LeaseGuard, Lost};
 use coord_core::{
-    Answer, Answered, Claim, ClaimRequest, Clock, Evict, LeaseName, Publish, Request, RequestEvent,
+    Answer, Answered, Claim, ClaimRequest, Evict, LeaseName, Publish, Request, RequestEvent,
     RequestId, RequestRecord, Result, TableName, Watched, Watcher,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -41,6 +42,18 @@ pub(crate) enum Ended {
     Stopped,
 }
 
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(lost) => write!(f, "the lease is lost: {lost}"),
+            Self::Release(why) => f.write_str(why),
+            Self::Refused(why) => f.write_str(why),
+            Self::TermRegression => f.write_str("the store went back"),
+            Self::Stopped => f.write_str("the node's runtime ends"),
+        }
+    }
+}
+
 /// Works as the leader until the term ends.
 pub(crate) async fn lead(
     shared: &Arc<Shared>,
@@ -49,8 +62,7 @@ pub(crate) async fn lead(
 ) -> Ended {
     let rules = Rules::new(&shared.settings, shared.judging);
     let now = shared.clock.now();
-    let machine =
-        Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
+    let machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
     let mut lead = Lead {
         shared: Arc::clone(shared),
         guard,

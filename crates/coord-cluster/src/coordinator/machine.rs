@@ -402,11 +402,9 @@ impl Machine {
                 let at = now.plus(delay).min(due.cap).max(due.at.min(due.cap));
                 Due { at, reason: join(&due.reason, reason), ..due }
             }
-            _ => Due {
-                at: now.plus(delay),
-                cap: now.plus(delay * BURST),
-                reason: reason.to_owned(),
-            },
+            _ => {
+                Due { at: now.plus(delay), cap: now.plus(delay * BURST), reason: reason.to_owned() }
+            }
         });
     }
 
@@ -581,18 +579,12 @@ impl Machine {
         }
     }
 
-    fn front_owners(
-        &self,
-        name: &TableName,
-        owners: &BTreeMap<ShardId, Vec<NodeId>>,
-    ) -> Front {
+    fn front_owners(&self, name: &TableName, owners: &BTreeMap<ShardId, Vec<NodeId>>) -> Front {
         let Some(map) = self.tables.get(name).and_then(|table| table.map.as_ref()) else {
             return Front::Refused(Refusal::TableNotFound { table: name.clone() });
         };
         match self.placing(map).assign(owners) {
-            Ok(Some(next)) => {
-                Front::Step(Step::Publish(name.clone(), map.version(), next))
-            }
+            Ok(Some(next)) => Front::Step(Step::Publish(name.clone(), map.version(), next)),
             Ok(None) => Front::Nothing,
             Err(Failed::Violation(violation)) => {
                 Front::Refused(Refusal::InvariantViolation(violation))
@@ -790,7 +782,8 @@ impl Machine {
     ) {
         let Step::Evict(suspect) = step else { return };
         let current = self.current.as_mut();
-        let front = current.and_then(|current| Some((&mut current.tries, current.writes.front_mut()?)));
+        let front =
+            current.and_then(|current| Some((&mut current.tries, current.writes.front_mut()?)));
         match front {
             Some((tries, Write::Evict { suspect: wanted, .. })) if wanted.node == suspect.node => {
                 *tries += 1;

@@ -107,9 +107,8 @@ impl Taken {
         } else {
             NodeStatus::Active
         };
-        let entry =
-            NodeEntry::new(info.id.clone(), info.incarnation, info.address.clone(), status)
-                .with_zone(info.zone.clone());
+        let entry = NodeEntry::new(info.id.clone(), info.incarnation, info.address.clone(), status)
+            .with_zone(info.zone.clone());
         self.seat(entry, info.capacity, &note);
     }
 

@@ -53,8 +53,6 @@ pub(crate) enum RegistrarOutcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Registrar {
     info: NodeInfo,
-    /// What the store holds.
-    stored: Option<NodeInfo>,
     held: Option<Held>,
     /// Only the first registration may replace another process.
     replace: Replace,
@@ -73,13 +71,7 @@ struct Held {
 impl Registrar {
     pub(crate) fn new(info: NodeInfo, replace: Replace, times: Times, now: Moment) -> Self {
         let Times { interval, retry } = times;
-        let (stored, held) = (None, None);
-        Self { info, stored, held, replace, interval, retry, due: now, sent: now }
-    }
-
-    /// What this node says of itself.
-    pub(crate) fn info(&self) -> &NodeInfo {
-        &self.info
+        Self { info, held: None, replace, interval, retry, due: now, sent: now }
     }
 
     /// The registration, while it is held.
@@ -90,16 +82,6 @@ impl Registrar {
     /// When the registration has to be given up.
     pub(crate) fn deadline(&self) -> Option<Moment> {
         self.held.as_ref().map(|held| held.deadline)
-    }
-
-    /// Changes what this node says of itself; it is told to the store at once.
-    pub(crate) fn update(&mut self, change: impl FnOnce(&mut NodeInfo), now: Moment) {
-        let incarnation = self.info.incarnation;
-        change(&mut self.info);
-        self.info.incarnation = incarnation;
-        if self.held.is_some() && self.stored.as_ref() != Some(&self.info) {
-            self.due = self.due.min(now);
-        }
     }
 
     /// What is to be done now, and what was noticed on the way.
@@ -116,9 +98,7 @@ impl Registrar {
         // A call that never comes back must not be repeated without a pause.
         self.due = now.plus(self.retry);
         let step = match &self.held {
-            Some(held) => {
-                RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone())
-            }
+            Some(held) => RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone()),
             None => RegistrarStep::Register(self.info.clone(), self.replace),
         };
         (RegistrarTurn::Do(step), lost)
@@ -128,12 +108,11 @@ impl Registrar {
     pub(crate) fn on_outcome(
         &mut self,
         outcome: RegistrarOutcome,
-        told: &NodeInfo,
         jitter: f64,
         now: Moment,
     ) -> Option<Registered> {
         match outcome {
-            RegistrarOutcome::Held(registration) => self.hold(registration, told, jitter, now),
+            RegistrarOutcome::Held(registration) => self.hold(registration, jitter, now),
             RegistrarOutcome::Duplicate => {
                 self.due = now.plus(self.interval);
                 None
@@ -146,13 +125,7 @@ impl Registrar {
         }
     }
 
-    fn hold(
-        &mut self,
-        registration: Registration,
-        told: &NodeInfo,
-        jitter: f64,
-        now: Moment,
-    ) -> Option<Registered> {
+    fn hold(&mut self, registration: Registration, jitter: f64, now: Moment) -> Option<Registered> {
         let ttl = registration.ttl.get();
         let deadline = self.sent.plus(ttl).minus(crate::Settings::margin(ttl));
         // A late success revives nothing: what was lost meanwhile stays lost, and a registration that
@@ -163,11 +136,9 @@ impl Registrar {
         }
         let news = self.held.is_none().then_some(Registered::As(registration.incarnation));
         self.held = Some(Held { registration, deadline });
-        self.stored = Some(told.clone());
         self.replace = Replace::No;
-        let changed = *told != self.info;
         let pause = self.interval.mul_f64(jitter.clamp(0.9, 1.1));
-        self.due = if changed { now } else { self.sent.plus(pause).max(now) };
+        self.due = self.sent.plus(pause).max(now);
         news
     }
 
@@ -176,7 +147,6 @@ impl Registrar {
         let lost = self.info.incarnation;
         self.info.incarnation = Incarnation::random();
         self.info.reports.clear();
-        self.stored = None;
         self.due = now;
         Some(Registered::Lost(lost, why))
     }
