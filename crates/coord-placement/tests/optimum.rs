@@ -48,7 +48,11 @@ fn check(current: &Assignment, live: &[Candidate], plan: &coord_placement::Plan)
     for (candidate, (low, high)) in live.iter().zip(&bounds) {
         let load = loads.get(&candidate.id).copied().unwrap_or(0);
         let range = *low as u64..=*high as u64;
-        assert!(range.contains(&load), "{} has {load}, not {range:?}", candidate.id);
+        assert!(
+            range.contains(&load),
+            "{} has {load}, not {range:?}: S {shards}, {live:?} {bounds:?} {loads:?}",
+            candidate.id
+        );
     }
     let best = common::flow::fewest_moves(current, &open, &bounds).expect("feasible");
     assert_eq!(plan.moves().len(), best, "not the fewest moves");

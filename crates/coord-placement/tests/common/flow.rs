@@ -16,7 +16,7 @@ struct Arc {
 
 /// A flow network: arcs in pairs, the second of each the reverse of the first.
 #[derive(Default)]
-pub struct Network {
+struct Network {
     arcs: Vec<Arc>,
     from: Vec<Vec<usize>>,
 }
@@ -81,7 +81,7 @@ impl Network {
 /// The fewest moves to a map in which every shard has `owners` owners on distinct candidates, zones hold
 /// no more of a shard than necessary, and every candidate has a load within its bounds; `None` if there
 /// is no such map. All candidates accept.
-pub fn fewest_moves(
+pub(crate) fn fewest_moves(
     current: &Assignment,
     open: &[&Candidate],
     bounds: &[(usize, usize)],

@@ -7,49 +7,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use coord_core::{Label, NodeId, ReplicationFactor, ShardCount, ShardId};
 use coord_placement::{Accepts, Assignment, Candidate, Plan};
 
-pub mod flow;
+pub(crate) mod flow;
 
-pub fn id(n: usize) -> NodeId {
+pub(crate) fn id(n: usize) -> NodeId {
     NodeId::new(format!("n{n:04}")).expect("id")
 }
 
-pub fn nothing(shards: u32, replicas: u8) -> Assignment {
+pub(crate) fn nothing(shards: u32, replicas: u8) -> Assignment {
     let replicas = ReplicationFactor::new(replicas).expect("replicas");
     Assignment::empty(ShardCount::new(shards).expect("shards"), replicas)
 }
 
 /// A candidate in a numbered zone.
-pub fn node(n: usize, zone: usize, weight: u64) -> Candidate {
+pub(crate) fn node(n: usize, zone: usize, weight: u64) -> Candidate {
     let zone = Label::new(format!("z{zone}")).expect("label");
     Candidate::new(id(n)).with_zone(Some(zone)).with_weight(weight)
 }
 
 /// A small deterministic generator (SplitMix64), so that a failure repeats.
 #[derive(Debug, Clone)]
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.next() % n as u64).expect("fits")
     }
 }
 
 /// Owners by name, shard by shard.
-pub fn by_name(assignment: &Assignment) -> Vec<Vec<NodeId>> {
+pub(crate) fn by_name(assignment: &Assignment) -> Vec<Vec<NodeId>> {
     let shards = assignment.shards().shards();
     shards.map(|shard| assignment.owners(shard).cloned().collect()).collect()
 }
 
 /// What must hold of every plan whatever its input: owners are candidates and distinct, and the moves
 /// are exactly the difference between the two maps.
-pub fn check_valid(current: &Assignment, candidates: &[Candidate], plan: &Plan) {
+pub(crate) fn check_valid(current: &Assignment, candidates: &[Candidate], plan: &Plan) {
     let live: BTreeSet<&NodeId> = candidates.iter().map(|candidate| &candidate.id).collect();
     let draining: BTreeSet<&NodeId> = candidates
         .iter()
@@ -84,7 +84,7 @@ pub fn check_valid(current: &Assignment, candidates: &[Candidate], plan: &Plan) 
 
 /// Shards per zone limit: no shard has more owners in one zone than the smallest limit that lets all find
 /// a place.
-pub fn check_zones(candidates: &[Candidate], next: &Assignment) {
+pub(crate) fn check_zones(candidates: &[Candidate], next: &Assignment) {
     let open: Vec<&Candidate> =
         candidates.iter().filter(|candidate| candidate.accepts == Accepts::New).collect();
     let zone_of: BTreeMap<&NodeId, &Option<Label>> =
@@ -99,7 +99,7 @@ pub fn check_zones(candidates: &[Candidate], next: &Assignment) {
     }
 }
 
-pub fn zone_limit(open: &[&Candidate], replicas: usize) -> usize {
+pub(crate) fn zone_limit(open: &[&Candidate], replicas: usize) -> usize {
     let owners = replicas.min(open.len());
     let mut sizes: BTreeMap<&Option<Label>, usize> = BTreeMap::new();
     for candidate in open {
@@ -110,7 +110,7 @@ pub fn zone_limit(open: &[&Candidate], replicas: usize) -> usize {
 }
 
 /// Floor and ceiling of each node's share, capped per zone and node, computed with plain fractions.
-pub fn shares(open: &[&Candidate], shards: usize, replicas: usize) -> Vec<(usize, usize)> {
+pub(crate) fn shares(open: &[&Candidate], shards: usize, replicas: usize) -> Vec<(usize, usize)> {
     let owners = replicas.min(open.len());
     let limit = zone_limit(open, replicas);
     let zones: Vec<&Option<Label>> =
@@ -141,25 +141,23 @@ pub fn shares(open: &[&Candidate], shards: usize, replicas: usize) -> Vec<(usize
         };
         let left = (shards * owners) as u128 - used - used_rest;
         let weights: u128 = free.iter().map(|&n| u128::from(open[n].weight)).sum();
-        // The node above its cap by the largest factor, and the zone.
+        // A zone whose nodes, each at most at its own cap, would take more than the zone's cap.
+        let wants = |n: usize| match fixed.get(&n) {
+            Some((a, _)) => a * weights,
+            None => (left * u128::from(open[n].weight)).min(shards as u128 * weights),
+        };
+        let zone = (0..zones.len()).filter(|z| !zone_done.contains(z)).find(|&z| {
+            let inside = (0..open.len()).filter(|&n| zone_index(n) == z);
+            inside.map(wants).sum::<u128>() > zone_cap(z) * weights
+        });
         let node = free
             .iter()
             .copied()
             .find(|&n| left * u128::from(open[n].weight) > shards as u128 * weights);
-        if let Some(n) = node {
+        if let (None, Some(n)) = (zone, node) {
             fixed.insert(n, (shards as u128, 1));
             continue;
         }
-        let zone = (0..zones.len()).filter(|z| !zone_done.contains(z)).find(|&z| {
-            let inside: u128 = free
-                .iter()
-                .filter(|&&n| zone_index(n) == z)
-                .map(|&n| u128::from(open[n].weight))
-                .sum();
-            let done: u128 =
-                fixed.iter().filter(|(n, _)| zone_index(**n) == z).map(|(_, (a, b))| a / b).sum();
-            left * inside > zone_cap(z).saturating_sub(done) * weights
-        });
         let Some(z) = zone else {
             for &n in &free {
                 fixed.insert(n, (left * u128::from(open[n].weight), weights));
@@ -203,6 +201,6 @@ fn inside_zone(
     }
 }
 
-pub fn shard(n: usize) -> ShardId {
+pub(crate) fn shard(n: usize) -> ShardId {
     ShardId::new(u32::try_from(n).expect("fits"))
 }
