@@ -11,8 +11,8 @@ use futures::future::BoxFuture;
 use crate::cx::Cx;
 use crate::fixture::Fixture;
 
-/// The longest text of a failure.
-const TEXT_BYTES_MAX: usize = 2_000;
+/// The longest text of a failure, in characters.
+const TEXT_CHARS_MAX: usize = 2_000;
 
 /// One behaviour that every backend has to show.
 #[derive(Clone, Copy)]
@@ -87,12 +87,11 @@ impl Debug for Case {
 }
 
 /// Keeps the whole map of a large table out of a message.
-fn shortened(mut text: String) -> String {
-    if text.len() > TEXT_BYTES_MAX {
-        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
-        text.push('…');
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(TEXT_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
-    text
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
@@ -132,7 +131,7 @@ macro_rules! ensure {
 }
 
 /// Takes the wanted variant of an outcome, or ends the trial as failed.
-macro_rules! expect {
+macro_rules! want {
     ($outcome:expr, $pattern:pat => $value:expr, $($text:tt)+) => {
         match $outcome {
             $pattern => $value,
@@ -162,4 +161,4 @@ macro_rules! cases {
     (@slow slow) => { true };
 }
 
-pub(crate) use {cases, ensure, expect};
+pub(crate) use {cases, ensure, want};

@@ -7,11 +7,11 @@ use std::time::Duration;
 use coord_core::{
     Acquire, AcquireRequest, Address, AttemptId, Backend, ClusterName, Discovery, ExpiryJudge,
     Grant, Guarantees, Holder, Incarnation, Lease, LeaseName, NodeId, NodeInfo, Placement,
-    Register, Registration, Replace, Ttl,
+    Register, Registration, Release, Replace, Ttl,
 };
 use tokio::time::{Instant, sleep};
 
-use crate::case::{Done, Stop, expect};
+use crate::case::{Done, Stop, want};
 use crate::faults::{Fault, Faults};
 use crate::fixture::{Fixture, Handle, Operator, Profile};
 
@@ -148,7 +148,7 @@ impl Cx {
     /// Registers a node, which has to succeed.
     pub(crate) async fn join(&self, client: &Client, node: &NodeInfo) -> Done<Registration> {
         let outcome = client.discovery.register(node, self.ttl(), Replace::No).await?;
-        let registration = expect!(outcome, Register::Registered(held) => held,
+        let registration = want!(outcome, Register::Registered(held) => held,
             "{} is registered", node.id);
         Ok(registration)
     }
@@ -224,5 +224,11 @@ pub(crate) fn node(name: &str) -> Done<NodeInfo> {
 
 /// The grant that was won, or the end of the trial.
 pub(crate) fn won(outcome: Acquire) -> Done<Grant> {
-    Ok(expect!(outcome, Acquire::Acquired(grant) => grant, "the lease is acquired"))
+    Ok(want!(outcome, Acquire::Acquired(grant) => grant, "the lease is acquired"))
+}
+
+/// Releases, which has to end the grant.
+pub(crate) async fn release(client: &Client, grant: &Grant) -> Done {
+    want!(client.lease.release(grant).await?, Release::Released => (), "the grant is released");
+    Ok(())
 }

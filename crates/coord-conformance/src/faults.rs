@@ -85,10 +85,7 @@ struct State {
 impl FaultControl {
     fn new() -> Self {
         let state = State { cut: None, paused: false, delay: Duration::ZERO, watch_cuts: 0 };
-        Self(Arc::new(Shared {
-            state: watch::Sender::new(state),
-            dropped: Mutex::new(Vec::new()),
-        }))
+        Self(Arc::new(Shared { state: watch::Sender::new(state), dropped: Mutex::new(Vec::new()) }))
     }
 
     /// Cuts the store off. `effect` is what failed writes say of themselves: `None` as if the connection

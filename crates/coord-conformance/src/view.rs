@@ -76,9 +76,7 @@ impl<V: View + Send> Watched<V> {
     /// Takes in what comes within this time, and nothing need come.
     pub(crate) async fn drain(&mut self, time: Duration) -> Done {
         let end = Instant::now() + time;
-        while let Some(event) =
-            self.next(end.saturating_duration_since(Instant::now())).await?
-        {
+        while let Some(event) = self.next(end.saturating_duration_since(Instant::now())).await? {
             self.view.apply(event)?;
         }
         Ok(())
@@ -92,7 +90,10 @@ impl<V: View + Send> Watched<V> {
                 Ok(Some(Ok(event))) => self.view.apply(event)?,
                 Ok(Some(Err(error))) => {
                     let after = timeout(limit, self.stream.next()).await;
-                    ensure!(matches!(after, Ok(None)), "the watch went on after an error: {after:?}");
+                    ensure!(
+                        matches!(after, Ok(None)),
+                        "the watch went on after an error: {after:?}"
+                    );
                     return Ok(error);
                 }
                 Ok(None) => return Err(Stop::Failed("the watch ended without an error".into())),
@@ -286,7 +287,9 @@ impl View for RequestsView {
             }
             RequestEvent::Answered(id, answer) => {
                 let Some(record) = self.requests.get_mut(&id) else {
-                    return Err(Stop::Failed(format!("request {id} was answered, never submitted")));
+                    return Err(Stop::Failed(format!(
+                        "request {id} was answered, never submitted"
+                    )));
                 };
                 record.answer = Some(answer);
             }

@@ -8,8 +8,8 @@ use futures::future::{join_all, try_join_all};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-use crate::case::{Done, cases, ensure, expect};
-use crate::cx::{Client, Cx, holder, lease_name, won};
+use crate::case::{Done, cases, ensure, want};
+use crate::cx::{Client, Cx, holder, lease_name, release, won};
 use crate::faults::Fault;
 use crate::view::Watched;
 
@@ -110,7 +110,7 @@ async fn seen(cx: &Cx, client: &Client, grant: &Grant) -> Done<coord_core::Lease
         ensure!(record.is_some(), "no record of the lease that was granted");
     }
     let record = other.lease.get(&grant.lease).await?;
-    Ok(expect!(record, Some(record) => record, "the lease has a record"))
+    Ok(want!(record, Some(record) => record, "the lease has a record"))
 }
 
 async fn a_second_attempt_is_held(cx: &Cx) -> Done {
@@ -122,14 +122,14 @@ async fn a_second_attempt_is_held(cx: &Cx) -> Done {
         for client in [&first, &second] {
             let request = AcquireRequest::new(grant.lease.clone(), holder.clone(), cx.ttl());
             let outcome = client.lease.try_acquire(&request).await?;
-            let record = expect!(outcome, Acquire::Held(record) => record,
+            let record = want!(outcome, Acquire::Held(record) => record,
                 "attempt {} is told that the lease is held", holder.attempt);
             ensure!(record.fence() == grant.fence(), "held by another: {record:?}");
             ensure!(record.holder == grant.holder, "held by another: {record:?}");
         }
     }
     let renewed = first.lease.renew(&grant).await?;
-    expect!(renewed, Renew::Renewed(_) => (), "the first attempt still holds the lease");
+    want!(renewed, Renew::Renewed(_) => (), "the first attempt still holds the lease");
     Ok(())
 }
 
@@ -181,7 +181,7 @@ async fn the_same_attempt_gets_the_same_grant(cx: &Cx) -> Done {
         ensure!(again.ttl == grant.ttl, "retry {retry}: ttl {}", again.ttl);
     }
     let renewed = client.lease.renew(&grant).await?;
-    expect!(renewed, Renew::Renewed(_) => (), "the first reply's grant is still good");
+    want!(renewed, Renew::Renewed(_) => (), "the first reply's grant is still good");
     Ok(())
 }
 
@@ -214,14 +214,14 @@ async fn terms_rise_after_release(cx: &Cx) -> Done {
     for node in ["node-1", "node-1", "node-2", "node-1", "node-2", "node-2"] {
         let grant = cx.grant(&client, &lease, node).await?;
         rises(&mut last, &grant, "after a release")?;
-        ensure!(client.lease.release(&grant).await? == Release::Released, "not released");
+        release(&client, &grant).await?;
     }
     // The very same attempt, too: what was released is over.
     let request = cx.ask(&lease, "node-1")?;
     for _ in 0..2 {
         let grant = won(client.lease.try_acquire(&request).await?)?;
         rises(&mut last, &grant, "to a released attempt")?;
-        ensure!(client.lease.release(&grant).await? == Release::Released, "not released");
+        release(&client, &grant).await?;
     }
     Ok(())
 }
@@ -247,9 +247,7 @@ async fn terms_rise_after_deletion(cx: &Cx) -> Done {
         let grant = cx.grant(&client, &lease, node).await?;
         rises(&mut last, &grant, "after a deletion")?;
         operator.delete_lease(&lease).await?;
-        let gone = || async {
-            Ok(client.lease.get(&lease).await?.is_none().then_some(()))
-        };
+        let gone = || async { Ok(client.lease.get(&lease).await?.is_none().then_some(())) };
         cx.until("the deleted lease is vacant", cx.soon(), gone).await?;
     }
     Ok(())
@@ -294,11 +292,11 @@ async fn reclaim_takes_over_a_former_grant(cx: &Cx) -> Done {
     let again = won(client.lease.try_acquire(&request).await?)?;
     ensure!(again.term == next.term, "a retried reclaim went from {} to {}", next.term, again.term);
     let renewed = former.lease.renew(&grant).await?;
-    let lost = expect!(renewed, Renew::Lost(record) => record, "the former grant is lost");
+    let lost = want!(renewed, Renew::Lost(record) => record, "the former grant is lost");
     ensure!(lost.is_none_or(|record| record.fence() == next.fence()), "lost to somebody else");
     let released = former.lease.release(&grant).await?;
     ensure!(released == Release::NotHeld, "the former grant released its successor");
-    expect!(client.lease.renew(&next).await?, Renew::Renewed(_) => (), "the reclaimed grant lives");
+    want!(client.lease.renew(&next).await?, Renew::Renewed(_) => (), "the reclaimed grant lives");
     Ok(())
 }
 
@@ -308,7 +306,7 @@ async fn reclaim_leaves_other_nodes_alone(cx: &Cx) -> Done {
     for node in ["node-2", "node-11", "node"] {
         let request = cx.ask(&grant.lease, node)?.with_reclaim(Reclaim::FormerProcessIsDead);
         let outcome = client.lease.try_acquire(&request).await?;
-        let record = expect!(outcome, Acquire::Held(record) => record,
+        let record = want!(outcome, Acquire::Held(record) => record,
             "{node} can't reclaim what node-1 holds");
         ensure!(record.fence() == grant.fence(), "held by {record:?}");
     }
@@ -323,7 +321,7 @@ async fn a_restarted_node_waits_its_former_grant_out(cx: &Cx) -> Done {
     let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
     let request = restarted(cx, &grant);
     let outcome = client.lease.try_acquire(&request).await?;
-    expect!(outcome, Acquire::Held(_) => (), "the former grant holds on");
+    want!(outcome, Acquire::Held(_) => (), "the former grant holds on");
     cx.grant_after_expiry(&client, &grant.lease, "node-1", grant.ttl).await?;
     let waited = begun.elapsed() + cx.profile.clock_slack;
     ensure!(waited >= grant.ttl.get(), "the former grant ended after {waited:?}");
@@ -333,7 +331,7 @@ async fn a_restarted_node_waits_its_former_grant_out(cx: &Cx) -> Done {
 async fn a_release_frees_the_lease(cx: &Cx) -> Done {
     let (client, other) = (cx.open().await?, cx.open().await?);
     let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
-    ensure!(client.lease.release(&grant).await? == Release::Released, "not released");
+    release(&client, &grant).await?;
     ensure!(other.lease.get(&grant.lease).await?.is_none(), "still held after the release");
     ensure!(client.lease.release(&grant).await? == Release::NotHeld, "released twice");
     cx.grant(&other, &grant.lease, "node-2").await?;
@@ -348,7 +346,7 @@ async fn a_late_release_leaves_the_successor(cx: &Cx) -> Done {
     ensure!(late.lease.release(&old).await? == Release::NotHeld, "released what was another's");
     let record = next.lease.get(&lease).await?;
     ensure!(record.is_some_and(|it| it.fence() == new.fence()), "the successor was evicted");
-    expect!(next.lease.renew(&new).await?, Renew::Renewed(_) => (), "the successor holds on");
+    want!(next.lease.renew(&new).await?, Renew::Renewed(_) => (), "the successor holds on");
     Ok(())
 }
 
@@ -359,8 +357,8 @@ async fn a_release_ends_only_ones_own(cx: &Cx) -> Done {
     foreign.holder.attempt = AttemptId::random();
     ensure!(client.lease.release(&foreign).await? == Release::NotHeld, "a foreign release worked");
     let renewed = client.lease.renew(&foreign).await?;
-    expect!(renewed, Renew::Lost(_) => (), "a foreign renewal is lost");
-    expect!(client.lease.renew(&grant).await?, Renew::Renewed(_) => (), "the grant lives");
+    want!(renewed, Renew::Lost(_) => (), "a foreign renewal is lost");
+    want!(client.lease.renew(&grant).await?, Renew::Renewed(_) => (), "the grant lives");
     Ok(())
 }
 
@@ -372,23 +370,23 @@ async fn renewals_keep_the_grant(cx: &Cx) -> Done {
     for renewal in 1..=4 {
         cx.sleep_percent(grant.ttl, 60).await;
         let renewed = client.lease.renew(&grant).await?;
-        grant = expect!(renewed, Renew::Renewed(grant) => grant, "renewal {renewal} succeeds");
+        grant = want!(renewed, Renew::Renewed(grant) => grant, "renewal {renewal} succeeds");
         ensure!(grant.fence() == first.fence(), "renewal {renewal} changed the fence: {grant:?}");
         ensure!(grant.ttl == first.ttl, "renewal {renewal} changed the ttl to {}", grant.ttl);
         let outcome = client.lease.try_acquire(&rival).await?;
-        expect!(outcome, Acquire::Held(_) => (), "held at renewal {renewal}");
+        want!(outcome, Acquire::Held(_) => (), "held at renewal {renewal}");
     }
     // An older copy of the grant is as good: what counts is whose it is.
-    expect!(client.lease.renew(&first).await?, Renew::Renewed(_) => (), "the first copy renews");
+    want!(client.lease.renew(&first).await?, Renew::Renewed(_) => (), "the first copy renews");
     Ok(())
 }
 
 async fn a_renewal_after_a_release_is_lost(cx: &Cx) -> Done {
     let client = cx.open().await?;
     let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
-    ensure!(client.lease.release(&grant).await? == Release::Released, "not released");
+    release(&client, &grant).await?;
     let renewed = client.lease.renew(&grant).await?;
-    expect!(renewed, Renew::Lost(None) => (), "renewing a released grant is lost to nobody");
+    want!(renewed, Renew::Lost(None) => (), "renewing a released grant is lost to nobody");
     ensure!(client.lease.get(&grant.lease).await?.is_none(), "the renewal acquired the lease");
     cx.grant(&client, &grant.lease, "node-2").await?;
     Ok(())
@@ -405,7 +403,7 @@ async fn a_renewal_after_expiry_is_lost(cx: &Cx) -> Done {
     let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
     vacant(cx, &client, &grant.lease, grant.ttl).await?;
     let renewed = client.lease.renew(&grant).await?;
-    expect!(renewed, Renew::Lost(None) => (), "a renewal after expiry is lost to nobody");
+    want!(renewed, Renew::Lost(None) => (), "a renewal after expiry is lost to nobody");
     ensure!(client.lease.get(&grant.lease).await?.is_none(), "a late renewal acquired the lease");
     ensure!(client.lease.release(&grant).await? == Release::NotHeld, "released what is gone");
     Ok(())
@@ -417,11 +415,11 @@ async fn a_late_renewal_loses_to_the_successor(cx: &Cx) -> Done {
     let old = cx.grant(&late, &lease, "node-1").await?;
     let new = cx.grant_after_expiry(&next, &lease, "node-2", old.ttl).await?;
     let renewed = late.lease.renew(&old).await?;
-    let lost = expect!(renewed, Renew::Lost(lost) => lost, "a late renewal is lost");
+    let lost = want!(renewed, Renew::Lost(lost) => lost, "a late renewal is lost");
     ensure!(lost.is_none_or(|record| record.fence() == new.fence()), "lost to somebody else");
     let record = next.lease.get(&lease).await?;
     ensure!(record.is_some_and(|it| it.fence() == new.fence()), "the late renewal took it back");
-    expect!(next.lease.renew(&new).await?, Renew::Renewed(_) => (), "the successor holds on");
+    want!(next.lease.renew(&new).await?, Renew::Renewed(_) => (), "the successor holds on");
     Ok(())
 }
 
@@ -449,7 +447,7 @@ async fn every_later_grant_ends_too(cx: &Cx) -> Done {
     let client = cx.open().await?;
     let lease = lease_name("jobs")?;
     let first = cx.grant(&client, &lease, "node-1").await?;
-    ensure!(client.lease.release(&first).await? == Release::Released, "not released");
+    release(&client, &first).await?;
     let sent = Instant::now();
     let second = cx.grant(&client, &lease, "node-2").await?;
     ends_at(cx, &client, &second, sent, "node-3").await?;
@@ -457,7 +455,7 @@ async fn every_later_grant_ends_too(cx: &Cx) -> Done {
     let third = cx.ask(&lease, "node-4")?;
     vacant(cx, &client, &lease, first.ttl).await?;
     let third = won(client.lease.try_acquire(&third).await?)?;
-    expect!(client.lease.renew(&third).await?, Renew::Renewed(_) => (), "the third is renewed");
+    want!(client.lease.renew(&third).await?, Renew::Renewed(_) => (), "the third is renewed");
     sleep(cx.expiry_limit(&client, third.ttl)).await;
     vacant(cx, &client, &lease, third.ttl).await
 }
@@ -468,7 +466,7 @@ async fn a_renewal_counts_from_then_on(cx: &Cx) -> Done {
     cx.sleep_percent(grant.ttl, 50).await;
     let sent = Instant::now();
     let renewed = client.lease.renew(&grant).await?;
-    let grant = expect!(renewed, Renew::Renewed(grant) => grant, "renewed halfway");
+    let grant = want!(renewed, Renew::Renewed(grant) => grant, "renewed halfway");
     ends_at(cx, &client, &grant, sent, "node-2").await
 }
 
@@ -485,9 +483,9 @@ async fn the_granted_ttl_is_told(cx: &Cx) -> Done {
         let record = seen(cx, &client, &grant).await?;
         ensure!(record.ttl == right, "the record says {}, not {right}", record.ttl);
         let renewed = client.lease.renew(&grant).await?;
-        let renewed = expect!(renewed, Renew::Renewed(grant) => grant, "renewed");
+        let renewed = want!(renewed, Renew::Renewed(grant) => grant, "renewed");
         ensure!(renewed.ttl == right, "the renewal says {}, not {right}", renewed.ttl);
-        client.lease.release(&grant).await?;
+        release(&client, &grant).await?;
     }
     Ok(())
 }
@@ -510,7 +508,7 @@ async fn the_list_shows_what_is_held(cx: &Cx) -> Done {
         held.push(cx.grant(&client, &lease_name(name)?, "node-1").await?);
     }
     let gone = cx.grant(&client, &lease_name("released")?, "node-1").await?;
-    client.lease.release(&gone).await?;
+    release(&client, &gone).await?;
     held.sort_by(|one, two| one.lease.cmp(&two.lease));
     for limit in [1, 3, 7, 100] {
         let mut page = Page::first().with_limit(limit);
@@ -583,7 +581,7 @@ async fn a_watch_shows_holders_and_releases(cx: &Cx) -> Done {
                 view.now.as_ref().is_some_and(|record| record.fence() == fence)
             })
             .await?;
-        client.lease.release(&grant).await?;
+        release(&client, &grant).await?;
         watched.until("it is vacant", cx.soon(), |view| view.now.is_none()).await?;
         let seen = watched.view.vacancies;
         ensure!(seen == round + 1, "{seen} vacancies were seen after {} releases", round + 1);
@@ -614,7 +612,7 @@ async fn a_late_reader_learns_how_things_stand(cx: &Cx) -> Done {
     let mut watched = Watched::lease(&other, &lease, cx.soon()).await?;
     for n in 0..CHANGES {
         let grant = cx.grant(&client, &lease, &format!("node-{n}")).await?;
-        client.lease.release(&grant).await?;
+        release(&client, &grant).await?;
     }
     let last = cx.grant(&client, &lease, "node-last").await?.fence();
     let is_last = |view: &crate::view::LeaseView| {
@@ -629,15 +627,15 @@ async fn a_lost_reply_is_ones_own_grant(cx: &Cx) -> Done {
     let request = cx.ask(&lease_name("jobs")?, "node-1")?;
     faults.inject(Fault::DropReply).await?;
     let lost = client.lease.try_acquire(&request).await;
-    let error = expect!(lost, Err(error) => error, "the reply is lost");
+    let error = want!(lost, Err(error) => error, "the reply is lost");
     ensure!(error.kind() == ErrorKind::Unavailable, "the lost reply is {error}");
     ensure!(error.effect() == Effect::Unknown, "the effect of a lost reply is known: {error}");
     faults.heal().await?;
     let record = other.lease.get(&request.lease).await?;
-    let record = expect!(record, Some(record) => record, "the request was applied");
+    let record = want!(record, Some(record) => record, "the request was applied");
     let grant = won(client.lease.try_acquire(&request).await?)?;
     ensure!(grant.fence() == record.fence(), "the retry got another grant: {grant:?}");
-    expect!(client.lease.renew(&grant).await?, Renew::Renewed(_) => (), "it renews");
+    want!(client.lease.renew(&grant).await?, Renew::Renewed(_) => (), "it renews");
     Ok(())
 }
 
@@ -647,13 +645,13 @@ async fn lost_replies_of_renew_and_release_do_no_harm(cx: &Cx) -> Done {
     let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
     cx.sleep_percent(grant.ttl, 60).await;
     faults.inject(Fault::DropReply).await?;
-    expect!(client.lease.renew(&grant).await, Err(_) => (), "the renewal's reply is lost");
+    want!(client.lease.renew(&grant).await, Err(_) => (), "the renewal's reply is lost");
     faults.heal().await?;
     cx.sleep_percent(grant.ttl, 60).await;
     let renewed = client.lease.renew(&grant).await?;
-    expect!(renewed, Renew::Renewed(_) => (), "the renewal counted, and can be repeated");
+    want!(renewed, Renew::Renewed(_) => (), "the renewal counted, and can be repeated");
     faults.inject(Fault::DropReply).await?;
-    expect!(client.lease.release(&grant).await, Err(_) => (), "the release's reply is lost");
+    want!(client.lease.release(&grant).await, Err(_) => (), "the release's reply is lost");
     faults.heal().await?;
     let again = client.lease.release(&grant).await?;
     ensure!(again == Release::NotHeld, "a repeated release is {again:?}");
@@ -664,18 +662,21 @@ async fn lost_replies_of_renew_and_release_do_no_harm(cx: &Cx) -> Done {
 async fn a_failed_lookup_is_not_a_vacancy(cx: &Cx) -> Done {
     let client = cx.open().await?;
     let faults = client.faults(&[Fault::Cut])?;
-    let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
+    // Long enough for the client to give up on each of the calls.
+    let holder = holder("node-1")?;
+    let request = AcquireRequest::new(lease_name("jobs")?, holder, Ttl::from_secs(120)?);
+    let grant = won(client.lease.try_acquire(&request).await?)?;
     faults.inject(Fault::Cut).await?;
     let looked = client.lease.get(&grant.lease).await;
-    let error = expect!(looked, Err(error) => error, "a look-up fails while the store is away");
+    let error = want!(looked, Err(error) => error, "a look-up fails while the store is away");
     ensure!(error.kind() == ErrorKind::Unavailable, "the look-up failed with {error}");
     ensure!(error.effect() == Effect::None, "a look-up had an effect: {error}");
     let listed = client.lease.list(Page::first()).await;
-    expect!(listed, Err(_) => (), "a listing fails while the store is away");
+    want!(listed, Err(_) => (), "a listing fails while the store is away");
     let renewed = client.lease.renew(&grant).await;
-    expect!(renewed, Err(_) => (), "a renewal fails, and is not lost, while the store is away");
+    want!(renewed, Err(_) => (), "a renewal fails, and is not lost, while the store is away");
     faults.heal().await?;
-    expect!(client.lease.renew(&grant).await?, Renew::Renewed(_) => (), "the grant outlives a cut");
+    want!(client.lease.renew(&grant).await?, Renew::Renewed(_) => (), "the grant outlives a cut");
     Ok(())
 }
 
@@ -688,7 +689,7 @@ async fn a_cut_watch_misses_nothing(cx: &Cx) -> Done {
     faults.inject(Fault::CutWatches).await?;
     let error = watched.error(cx.soon()).await?;
     ensure!(error.kind() == ErrorKind::Unavailable, "the watch ended with {error}");
-    client.lease.release(&grant).await?;
+    release(&client, &grant).await?;
     let watched = Watched::lease(&other, &lease, cx.soon()).await?;
     ensure!(watched.view.now.is_none(), "after the cut: {:?}", watched.view);
     Ok(())
