@@ -260,12 +260,13 @@ async fn a_claim_raises_the_fence_not_the_version(cx: &Cx) -> Done {
 async fn a_publish_by_a_lower_fence_is_fenced(cx: &Cx) -> Done {
     let (old, new) = (cx.open().await?, cx.open().await?);
     let (name, low, high) = (table_name("orders")?, fence(5)?, fence(6)?);
-    let first = next_map(&claim(&old, &name, &low).await?.map, &low, 1)?;
+    let table = claim(&old, &name, &low).await?;
+    let first = next_map(&table.map, &low, 1)?;
     published(&old, &name, &first).await?;
     claim(&new, &name, &high).await?;
     fenced_by(&old, &name, &next_map(&first, &low, 2)?, &high).await?;
     // Not even a version that is out of date makes it a mere conflict: the old leader has to learn it.
-    fenced_by(&old, &name, &next_map(&*first, &low, 3)?, &high).await?;
+    fenced_by(&old, &name, &next_map(&table.map, &low, 3)?, &high).await?;
     stands(&[&old, &new], &name, &first, &high).await?;
     let second = next_map(&first, &high, 4)?;
     published(&new, &name, &second).await?;
@@ -412,7 +413,7 @@ async fn a_publish_is_a_compare_and_set(cx: &Cx) -> Done {
     let second = next_map(&first, &fence, 2)?;
     published(&other, &name, &second).await?;
     let early = next_map(&table.map, &fence, 3)?;
-    let ahead = next_map(&*next_map(&second, &fence, 4)?, &fence, 5)?;
+    let ahead = next_map(&next_map(&second, &fence, 4)?, &fence, 5)?;
     for odd in [early, ahead] {
         let outcome = publish(&client, &name, &odd).await?;
         let (uid, version) = want!(outcome,
