@@ -413,7 +413,8 @@ async fn a_publish_is_a_compare_and_set(cx: &Cx) -> Done {
     let second = next_map(&first, &fence, 2)?;
     published(&other, &name, &second).await?;
     let early = next_map(&table.map, &fence, 3)?;
-    let ahead = next_map(&next_map(&second, &fence, 4)?, &fence, 5)?;
+    let third = next_map(&second, &fence, 4)?;
+    let ahead = next_map(&third, &fence, 5)?;
     for odd in [early, ahead] {
         let outcome = publish(&client, &name, &odd).await?;
         let (uid, version) = want!(outcome,
