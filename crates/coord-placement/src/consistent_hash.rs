@@ -19,6 +19,8 @@ pub const VIRTUAL_NODES_DEFAULT: u16 = 150;
 pub const VIRTUAL_NODES_MAX: u16 = 4096;
 /// The most points of a whole ring.
 const POINTS_MAX: u64 = 1 << 24;
+/// The most points of a whole ring, in multiples of what nodes of the default weight would have.
+const CROWDING_MAX: u64 = 64;
 /// Keeps the hash of a shard apart from those of nodes.
 const SHARD_SALT: u64 = 0x7368_6172_6420_6964;
 
@@ -87,7 +89,7 @@ impl PlacementStrategy for ConsistentHash {
             let hash = mix(choice.shard() as u64 ^ SHARD_SALT);
             for strictness in Strictness::ALL {
                 let mut walk = ring.walk(hash);
-                while let (false, Some(rank)) = (choice.is_complete(), walk.next()) {
+                while let (false, Some(rank)) = (choice.is_settled(), walk.next()) {
                     choice.offer(rank, strictness);
                 }
             }
@@ -166,6 +168,8 @@ fn point_counts(weights: impl Iterator<Item = u64> + Clone, virtual_nodes: u16) 
     let total = |shift: u32| {
         weights.clone().fold(0_u64, |sum, weight| sum.saturating_add(count(weight, shift)))
     };
-    let shift = (0..u64::BITS).find(|&shift| total(shift) <= POINTS_MAX).unwrap_or(u64::BITS - 1);
+    let usual = weights.clone().count() as u64 * u64::from(virtual_nodes);
+    let most = usual.saturating_mul(CROWDING_MAX).min(POINTS_MAX);
+    let shift = (0..u64::BITS).find(|&shift| total(shift) <= most).unwrap_or(u64::BITS - 1);
     weights.clone().map(|weight| count(weight, shift)).collect()
 }

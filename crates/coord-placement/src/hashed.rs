@@ -1,7 +1,7 @@
 //! What the strategies that hash have in common: everybody's place follows from names alone, so the
 //! current map decides only what counts as a move.
 
-use crate::input::{Input, NOBODY};
+use crate::input::{Input, Live, NOBODY};
 use crate::plan::Plan;
 use crate::quota::zone_limits;
 use crate::rules::Rules;
@@ -19,6 +19,8 @@ pub(crate) struct Choice<'a> {
     shard: usize,
     owners: Vec<u16>,
     wanted: usize,
+    /// How many nodes accept shards and have room.
+    open: usize,
 }
 
 /// How strictly a node is judged; each is tried when the one before leaves places empty.
@@ -42,13 +44,14 @@ impl Choice<'_> {
         self.shard
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
-        self.owners.len() >= self.wanted
+    /// Whether all owners are chosen, or nobody has room.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.owners.len() >= self.wanted || self.open == 0
     }
 
     /// Takes a node as the next owner if it may be one.
     pub(crate) fn offer(&mut self, rank: u16, strictness: Strictness) {
-        if !self.is_complete() && self.allows(rank, strictness) {
+        if !self.is_settled() && self.allows(rank, strictness) {
             self.owners.push(rank);
         }
     }
@@ -91,12 +94,15 @@ pub(crate) fn plan(
         input: &input,
         rules: &rules,
         zone_limits: &zone_limits,
-        loads: vec![0; input.live.len()],
+        loads: rules.pinned.clone(),
         bounds,
         shard: 0,
         owners: Vec::with_capacity(replicas),
         wanted,
+        open: 0,
     };
+    let room = |(node, &load): (&Live, &u64)| node.takes_new && load < u64::from(node.max_shards);
+    choice.open = input.live.iter().zip(&choice.loads).filter(|&pair| room(pair)).count();
     let mut next = vec![NOBODY; input.current.raw_owners().len()];
     let (mut touched, mut holes) = (Vec::new(), 0);
     for (shard, now) in input.current.raw_owners().chunks_exact(replicas).enumerate() {
@@ -104,13 +110,16 @@ pub(crate) fn plan(
         choice.owners.clear();
         choice.owners.extend(rules.pins(shard));
         choose(&mut choice);
-        for &rank in &choice.owners {
-            choice.loads[usize::from(rank)] += 1;
+        for &rank in &choice.owners[rules.pins(shard).len()..] {
+            let load = &mut choice.loads[usize::from(rank)];
+            *load += 1;
+            let full = *load == u64::from(input.live[usize::from(rank)].max_shards);
+            choice.open -= usize::from(full);
         }
         let places = &mut next[shard * replicas..][..replicas];
         places[..choice.owners.len()].copy_from_slice(&choice.owners);
-        let stay = now.iter().filter_map(|&slot| input.rank(slot));
-        let stay = stay.filter(|&rank| places.iter().any(|&r| usize::from(r) == rank)).count();
+        let had = |&&rank: &&u16| now.iter().any(|&slot| input.rank(slot) == Some(rank.into()));
+        let stay = choice.owners.iter().filter(had).count();
         if stay < wanted || choice.owners.len() < replicas {
             touched.push(u32::try_from(shard).unwrap_or(u32::MAX));
         }

@@ -59,7 +59,7 @@ impl PlacementStrategy for Rendezvous {
                 *cost = if equal { !hash } else { minus_log2(hash) };
             }
             for strictness in Strictness::ALL {
-                while !choice.is_complete() {
+                while !choice.is_settled() {
                     let Some(best) =
                         lowest(&nodes, &costs, equal, |rank| choice.allows(rank, strictness))
                     else {
