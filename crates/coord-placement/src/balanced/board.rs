@@ -123,6 +123,17 @@ impl<'a> Board<'a> {
         }
     }
 
+    /// Takes back every change.
+    pub(super) fn reset(&mut self) {
+        self.next.clone_from(&self.old);
+        self.loads.fill(0);
+        for &rank in &self.next {
+            if let Some(load) = self.loads.get_mut(usize::from(rank)) {
+                *load += 1;
+            }
+        }
+    }
+
     /// The shards that differ from the current map, each once, in order.
     pub(super) fn take_touched(&mut self) -> Vec<u32> {
         self.touched.sort_unstable();
