@@ -3,7 +3,6 @@
 mod board;
 mod exact;
 mod greedy;
-mod quota;
 mod replicated;
 mod single;
 

@@ -89,6 +89,10 @@ impl<'a> Writer<'a> {
         Self { input, rules, draft, replicas, owners, moves: Vec::new() }
     }
 
+    fn rank(&self, slot: u16) -> Option<u16> {
+        u16::try_from(self.input.rank(slot)?).ok()
+    }
+
     fn zone(&self, rank: u16) -> Option<u16> {
         self.input.live.get(usize::from(rank)).map(|node| node.zone)
     }
@@ -102,38 +106,34 @@ impl<'a> Writer<'a> {
             self.draft.next[range].iter().copied().filter(|&rank| rank != NOBODY).collect();
         let mut places: Vec<Place> =
             now.iter().map(|&from| Place { from, to: NOBODY, reason: None }).collect();
-        for at in 0..places.len() {
-            let rank = self.input.rank_of[usize::from(places[at].from).min(self.input.nodes.len())];
-            if let Some(stays) = arrivals.iter().position(|&r| r == rank && r != NOBODY) {
-                places[at].to = arrivals.swap_remove(stays);
+        for place in &mut places {
+            let rank = self.rank(place.from);
+            if let Some(stays) = arrivals.iter().position(|&arrival| Some(arrival) == rank) {
+                place.to = arrivals.swap_remove(stays);
             }
         }
         arrivals.sort_unstable();
         let lost = places.iter().all(|place| self.is_hole(shard, *place, now));
         let crowded = self.crowded_zones(shard, now);
         for turn in [Turn::SameZone, Turn::Holes, Turn::Rest] {
-            for at in 0..places.len() {
-                let Place { from, to, .. } = places[at];
-                let hole = self.is_hole(shard, places[at], now);
-                if to != NOBODY || (turn == Turn::Holes) != hole {
+            for place in &mut places {
+                let hole = self.is_hole(shard, *place, now);
+                if place.to != NOBODY || (turn == Turn::Holes) != hole {
                     continue;
                 }
-                let old = self.input.rank(from).and_then(|rank| u16::try_from(rank).ok());
-                let found = arrivals.iter().position(|&arrival| {
-                    turn != Turn::SameZone
-                        || old.and_then(|old| self.zone(old)) == self.zone(arrival)
-                });
+                let old = self.rank(place.from);
+                let zone = old.and_then(|old| self.zone(old));
+                let found =
+                    arrivals.iter().position(|&to| turn != Turn::SameZone || zone == self.zone(to));
                 let Some(found) = found else { continue };
-                let to = arrivals.remove(found);
-                let reason = match old {
-                    _ if self.rules.is_pinned(shard, to) && !hole => Reason::Pin,
+                place.to = arrivals.remove(found);
+                place.reason = Some(match old {
+                    _ if self.rules.is_pinned(shard, place.to) && !hole => Reason::Pin,
                     Some(old) if self.rules.excludes(shard, old) => Reason::Exclusion,
                     _ if hole && lost => Reason::Orphan,
                     Some(old) if !hole => self.reason(old, &crowded),
                     _ => Reason::MinReplicas,
-                };
-                places[at].to = to;
-                places[at].reason = Some(reason);
+                });
             }
         }
         self.keep_unfollowed(shard, &mut places, now);
@@ -142,8 +142,7 @@ impl<'a> Writer<'a> {
 
     /// Whether a place has no live owner of its own.
     fn is_hole(&self, shard: usize, place: Place, now: &[u16]) -> bool {
-        let Some(rank) = self.input.rank(place.from) else { return true };
-        let rank = u16::try_from(rank).unwrap_or(NOBODY);
+        let Some(rank) = self.rank(place.from) else { return true };
         let twice = now.iter().filter(|&&slot| slot == place.from).count() > 1;
         self.rules.excludes(shard, rank) || (twice && place.to == NOBODY)
     }
@@ -163,9 +162,9 @@ impl<'a> Writer<'a> {
     fn crowded_zones(&self, shard: usize, now: &[u16]) -> Vec<u16> {
         let mut zones: Vec<u16> = now
             .iter()
-            .filter_map(|&slot| self.input.rank(slot))
-            .filter(|&rank| !self.rules.excludes(shard, u16::try_from(rank).unwrap_or(NOBODY)))
-            .map(|rank| self.input.live[rank].zone)
+            .filter_map(|&slot| self.rank(slot))
+            .filter(|&rank| !self.rules.excludes(shard, rank))
+            .filter_map(|rank| self.zone(rank))
             .collect();
         zones.sort_unstable();
         let count = |zone: u16| zones.iter().filter(|&&other| other == zone).count();
@@ -183,8 +182,7 @@ impl<'a> Writer<'a> {
             let filled = places.iter().filter(|place| place.to != NOBODY).count();
             let displaced = pins > 0 && filled >= self.draft.owners;
             if places[at].to == NOBODY && !displaced && !self.is_hole(shard, places[at], now) {
-                let rank = self.input.rank(places[at].from);
-                places[at].to = rank.and_then(|rank| u16::try_from(rank).ok()).unwrap_or(NOBODY);
+                places[at].to = self.rank(places[at].from).unwrap_or(NOBODY);
             }
         }
     }
@@ -204,8 +202,7 @@ impl<'a> Writer<'a> {
                         continue;
                     }
                     back += 1;
-                    let rank = self.input.rank(place.from);
-                    place.to = rank.and_then(|rank| u16::try_from(rank).ok()).unwrap_or(NOBODY);
+                    place.to = self.rank(place.from).unwrap_or(NOBODY);
                     place.reason = None;
                 }
             }

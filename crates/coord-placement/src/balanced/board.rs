@@ -3,7 +3,7 @@
 use crate::input::{Input, NOBODY};
 use crate::rules::Rules;
 
-use super::quota::{Claimant, Quota, zoned_quotas};
+use crate::quota::{Claimant, Quota, zone_limits, zoned_quotas};
 
 /// Who owns what, by rank, while a plan is made.
 #[derive(Debug)]
@@ -120,6 +120,17 @@ impl<'a> Board<'a> {
             self.next[place] = NOBODY;
             self.loads[usize::from(rank)] -= 1;
             self.touched.push(u32::try_from(shard).unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Takes back every change.
+    pub(super) fn reset(&mut self) {
+        self.next.clone_from(&self.old);
+        self.loads.fill(0);
+        for &rank in &self.next {
+            if let Some(load) = self.loads.get_mut(usize::from(rank)) {
+                *load += 1;
+            }
         }
     }
 
@@ -255,12 +266,4 @@ impl<'a> Board<'a> {
             }
         }
     }
-}
-
-/// How many owners of one shard each zone may hold: the smallest common limit with which all owners find
-/// a place, and in a smaller zone as many as it has nodes.
-fn zone_limits(sizes: &[usize], owners: usize) -> Vec<u8> {
-    let room = |limit: usize| sizes.iter().map(|&size| size.min(limit)).sum::<usize>();
-    let limit = (1..=owners).find(|&limit| room(limit) >= owners).unwrap_or(owners);
-    sizes.iter().map(|&size| u8::try_from(size.min(limit)).unwrap_or(u8::MAX)).collect()
 }

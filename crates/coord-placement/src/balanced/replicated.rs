@@ -22,6 +22,11 @@ pub(super) fn plan(input: Input<'_>) -> Plan {
     if !optimal {
         optimal = exact::run(&mut board);
         force(&mut board);
+        // Where not everything can be had, the map changes only if that makes it better: so plans come
+        // to rest.
+        if !optimal && violations(&board, &board.next) >= violations(&board, &board.old) {
+            board.reset();
+        }
         let uneven = uneven(&board);
         if uneven > 0 {
             problems.push(Unsatisfied::Uneven { nodes: uneven });
@@ -54,6 +59,30 @@ fn uneven(board: &Board<'_>) -> usize {
     outside.count()
 }
 
+/// What is wrong with a map, the worst first: empty places, pins that are not followed, owners above the
+/// zones' limits, and places by which loads are outside their quotas.
+fn violations(board: &Board<'_>, map: &[u16]) -> (usize, usize, usize, u64) {
+    let (mut missing, mut unpinned, mut crowded) = (0, 0, 0);
+    let mut loads = vec![0_u64; board.loads.len()];
+    for (shard, places) in map.chunks_exact(board.replicas).enumerate() {
+        let members = || places.iter().copied().filter(|&rank| rank != NOBODY);
+        missing += board.owners.saturating_sub(members().count());
+        let pins = board.rules.pins(shard).iter();
+        unpinned += pins.filter(|pin| !places.contains(pin)).count();
+        for (at, rank) in members().enumerate() {
+            loads[usize::from(rank)] += 1;
+            let zone = board.zone(rank);
+            let before = members().take(at).filter(|&other| board.zone(other) == zone).count();
+            crowded += usize::from(before >= usize::from(board.zone_limits[zone]));
+        }
+    }
+    let outside = loads
+        .iter()
+        .zip(&board.quotas)
+        .map(|(&load, quota)| load.saturating_sub(quota.high) + quota.low.saturating_sub(load));
+    (missing, unpinned, crowded, outside.sum())
+}
+
 /// Fills what could not be filled within the quotas: by a node that has room, in a zone that has room if
 /// there is one, else in any.
 fn force(board: &mut Board<'_>) {
@@ -70,7 +99,14 @@ fn force(board: &mut Board<'_>) {
                 let (load, goal) =
                     (board.loads[usize::from(rank)], board.quotas[usize::from(rank)].goal);
                 let crowded = !board.zone_has_room(shard, board.zone(rank));
-                (crowded, load.saturating_sub(goal), u64::MAX - goal.saturating_sub(load), rank)
+                let stays = board.had(shard, rank);
+                (
+                    crowded,
+                    !stays,
+                    load.saturating_sub(goal),
+                    u64::MAX - goal.saturating_sub(load),
+                    rank,
+                )
             });
             let Some((rank, _)) = best else { break };
             board.add(shard, rank);

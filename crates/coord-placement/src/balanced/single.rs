@@ -8,9 +8,9 @@
 
 use coord_core::{ShardId, Slot};
 
-use super::quota::{Claimant, Quota, quotas};
 use crate::input::{Input, NOBODY};
 use crate::plan::{Move, Plan, Reason, Unsatisfied};
+use crate::quota::{Claimant, Quota, quotas};
 
 pub(super) fn plan(input: Input<'_>) -> Plan {
     let counts = input.counts();

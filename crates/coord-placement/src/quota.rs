@@ -254,3 +254,11 @@ fn settle(quotas: &mut [Quota], ideal: &[u64], shares: &[Share], total: u64) {
         *goal = if raise { *goal + 1 } else { *goal - 1 };
     }
 }
+
+/// How many owners of one shard each zone may hold: the smallest common limit with which all owners find
+/// a place, and in a smaller zone as many as it has nodes.
+pub(crate) fn zone_limits(sizes: &[usize], owners: usize) -> Vec<u8> {
+    let room = |limit: usize| sizes.iter().map(|&size| size.min(limit)).sum::<usize>();
+    let limit = (1..=owners).find(|&limit| room(limit) >= owners).unwrap_or(owners);
+    sizes.iter().map(|&size| u8::try_from(size.min(limit)).unwrap_or(u8::MAX)).collect()
+}
