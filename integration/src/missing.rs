@@ -70,14 +70,18 @@ where
         }
         Err(missing) => {
             missing.tell();
-            let (reason, fails) = (missing.to_string(), missing.fails());
-            // Not the flag for ignored tests: somebody may ask for those, and it would pass unrun.
-            Trial::ignorable_test(name, move || match fails {
-                true => Err(Failed::from(reason)),
-                false => Ok(Completion::ignored_with(reason)),
-            })
+            unmet(name, missing)
         }
     }
+}
+
+fn unmet(name: impl Into<String>, missing: &Missing) -> Trial {
+    let (reason, fails) = (missing.to_string(), missing.fails());
+    // Not the flag for ignored tests: somebody may ask for those, and it would pass unrun.
+    Trial::ignorable_test(name, move || match fails {
+        true => Err(Failed::from(reason)),
+        false => Ok(Completion::ignored_with(reason)),
+    })
 }
 
 /// What was told already in this process.
@@ -119,9 +123,9 @@ mod tests {
 
     #[test]
     fn a_trial_without_its_server_is_never_passed() {
-        let missing: Result<(), _> = Err(Missing::absent("zookeeper", "nobody wants it"));
+        let missing = Missing::absent("zookeeper", "nobody wants it");
         let arguments = Arguments { quiet: true, ..Arguments::default() };
-        let trials = vec![trial("name", &missing, |()| Ok(()))];
+        let trials = vec![unmet("name", &missing)];
         let conclusion = libtest_mimic::run(&arguments, trials);
         assert_eq!((conclusion.num_passed, conclusion.num_ignored), (0, 1));
     }

@@ -1,5 +1,4 @@
-//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own,
-//! else a container.
+//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own.
 //!
 //! | backend | URL | program |
 //! | --- | --- | --- |
