@@ -6,7 +6,7 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::{Completion, Failed, Trial};
 
 /// Why a test can't have what it needs.
 #[derive(Clone, Debug)]
@@ -70,14 +70,18 @@ where
         }
         Err(missing) => {
             missing.tell();
-            let reason = missing.to_string();
-            let kind = format!("no {}", missing.what);
-            // It fails also where somebody asks for ignored tests: it can't pass unrun.
-            Trial::test(name, move || Err(Failed::from(reason)))
-                .with_ignored_flag(!missing.fails())
-                .with_kind(kind)
+            unmet(name, missing)
         }
     }
+}
+
+fn unmet(name: impl Into<String>, missing: &Missing) -> Trial {
+    let (reason, fails) = (missing.to_string(), missing.fails());
+    // Not the flag for ignored tests: somebody may ask for those, and it would pass unrun.
+    Trial::ignorable_test(name, move || match fails {
+        true => Err(Failed::from(reason)),
+        false => Ok(Completion::ignored_with(reason)),
+    })
 }
 
 /// What was told already in this process.
@@ -104,6 +108,8 @@ impl Missing {
 
 #[cfg(test)]
 mod tests {
+    use libtest_mimic::Arguments;
+
     use super::*;
 
     #[test]
@@ -116,10 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_without_its_server_is_ignored() {
-        let missing: Result<(), _> = Err(Missing::absent("zookeeper", "nobody wants it"));
-        let trial = trial("name", &missing, |()| Ok(()));
-        assert!(trial.has_ignored_flag());
-        assert_eq!(trial.kind(), "no zookeeper");
+    fn a_trial_without_its_server_is_never_passed() {
+        let missing = Missing::absent("zookeeper", "nobody wants it");
+        let arguments = Arguments { quiet: true, ..Arguments::default() };
+        let trials = vec![unmet("name", &missing)];
+        let conclusion = libtest_mimic::run(&arguments, trials);
+        assert_eq!((conclusion.num_passed, conclusion.num_ignored), (0, 1));
     }
 }

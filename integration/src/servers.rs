@@ -1,5 +1,4 @@
-//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own,
-//! else a container.
+//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own.
 //!
 //! | backend | URL | program |
 //! | --- | --- | --- |
@@ -23,6 +22,7 @@ mod start;
 #[cfg(feature = "tls")]
 mod tls;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,6 +119,16 @@ impl Server {
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.0.nodes
+    }
+
+    /// Kills all processes, and then starts them on the same data. Blocks the thread until they serve.
+    ///
+    /// # Errors
+    /// One does not come to serve: with the end of its log.
+    pub fn restart(&self) -> io::Result<()> {
+        self.nodes().iter().try_for_each(Node::kill)?;
+        self.nodes().iter().try_for_each(Node::spawn)?;
+        self.nodes().iter().try_for_each(Node::serve)
     }
 
     /// The last lines of each process's log.

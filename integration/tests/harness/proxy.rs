@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use coord_integration::faults::{Direction, Proxy, Request};
+use coord_conformance::faults::{Fault, Faults as _};
+use coord_integration::faults::{Direction, Link, Proxy, Request};
 use libtest_mimic::{Failed, Trial};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,7 +26,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     add!(carries cuts resets holds_requests holds_replies delays throttles);
     add!(loses_a_reply_and_not_the_request loses_only_the_reply_that_was_named);
-    add!(ends_a_connection_when_one_side_does);
+    add!(ends_a_connection_when_one_side_does makes_the_faults_of_the_suite);
     trials
 }
 
@@ -220,6 +221,33 @@ async fn loses_only_the_reply_that_was_named(cx: Cx) -> Result<(), Failed> {
     cx.proxy.lose_reply(Request::Any);
     cx.proxy.heal();
     say(&mut other, "healed").await?;
+    Ok(())
+}
+
+async fn makes_the_faults_of_the_suite(cx: Cx) -> Result<(), Failed> {
+    let Cx { proxy, applied, _server } = cx;
+    let address = proxy.addresses()[0];
+    let link = Link::new(proxy).with_request(Request::With(b"publish".to_vec()));
+    assert!(!link.supports(Fault::Restart) && link.inject(Fault::Restart).await.is_err());
+    let mut client = TcpStream::connect(address).await?;
+    link.inject(Fault::DropReply).await?;
+    say(&mut client, "ping").await?;
+    send(&mut client, "publish").await?;
+    is_reset(&mut client).await;
+    assert_eq!(applied.load(Ordering::SeqCst), 11);
+    let mut client = TcpStream::connect(address).await?;
+    link.inject(Fault::Pause).await?;
+    send(&mut client, "late").await?;
+    is_silent(&mut client).await;
+    link.heal().await?;
+    hear(&mut client, "late").await?;
+    for fault in [Fault::CutWatches, Fault::Cut] {
+        link.inject(fault).await?;
+        is_reset(&mut client).await;
+        link.heal().await?;
+        client = TcpStream::connect(address).await?;
+        say(&mut client, "again").await?;
+    }
     Ok(())
 }
 

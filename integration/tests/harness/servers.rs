@@ -17,9 +17,13 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("servers::etcd", &Etcd::new().find(), |etcd| answers(&etcd.start()?)),
     ];
     let nats = Nats::new().with_nodes(3).find();
-    trials.push(trial("servers::nats_3", &nats, |nats| loses_one_of_three(&nats.start()?)));
+    trials.push(trial("servers::nats_3", &nats, |nats| {
+        restarts_one_of_three_then_all(&nats.start()?)
+    }));
     let etcd = Etcd::new().with_nodes(3).find();
-    trials.push(trial("servers::etcd_3", &etcd, |etcd| loses_one_of_three(&etcd.start()?)));
+    trials.push(trial("servers::etcd_3", &etcd, |etcd| {
+        restarts_one_of_three_then_all(&etcd.start()?)
+    }));
     let nats = Nats::new().with_login("ann", "secret").find();
     trials.push(trial("servers::nats_with_a_login", &nats, |nats| {
         let server = nats.start()?;
@@ -90,10 +94,12 @@ fn broken_and_mended(server: Server) -> Result<(), Failed> {
     Ok(())
 }
 
-fn loses_one_of_three(server: &Server) -> Result<(), Failed> {
+fn restarts_one_of_three_then_all(server: &Server) -> Result<(), Failed> {
     let [first, ..] = server.nodes() else { return Err(Failed::from("it was not started here")) };
     assert_eq!(server.nodes().len(), 3);
     answers(server)?;
     first.restart()?;
+    answers(server)?;
+    server.restart()?;
     answers(server)
 }
