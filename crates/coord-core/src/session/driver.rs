@@ -148,7 +148,11 @@ impl Campaign {
                         Watched::Event(LeaseEvent::Snapshot(record)) => self.saw(record.as_ref()),
                         Watched::Event(LeaseEvent::Changed(record)) => self.saw(Some(record)),
                         Watched::Event(LeaseEvent::Vacant) => self.saw(None),
-                        Watched::Away(_) | Watched::Back => {}
+                        Watched::Away(error) => {
+                            let lease = &self.request.lease;
+                            tracing::warn!(%lease, %error, "the lease can't be watched");
+                        }
+                        Watched::Back => {}
                     }
                     self.candidate.watched(clock.now(), &told);
                 }

@@ -116,8 +116,11 @@ async fn a_lease_is_kept_until_it_is_released() {
     let world = World::new();
     let guard = world.acquire().await;
     assert_eq!(guard.deadline(), world.now().plus(TTL - MARGIN));
+    let first = guard.grant();
     sleep(Duration::from_secs(1_000)).await;
     assert!(guard.is_held() && guard.ended().is_none());
+    assert_eq!(guard.grant().fence(), first.fence());
+    assert_ne!(guard.grant().revision, first.revision, "the grant as answered last");
     let renewals = world.fake.calls("renew");
     for pair in renewals.windows(2) {
         let apart = pair[1].since(pair[0]);
@@ -305,13 +308,16 @@ async fn the_granted_ttl_counts_and_not_the_asked_one() {
 async fn an_answer_after_the_deadline_is_given_back_and_not_handed_out() {
     let world = World::new();
     world.fake.fail("acquire", [Fault::SlowAnswer(Duration::from_millis(900))]);
+    let start = world.now();
     let acquiring = world.spawn_acquire(1);
     world.called("acquire", 1).await;
-    // Both the answer and the end of waiting for it are due when the machine resumes.
-    world.suspend(TTL);
+    // The answer comes when the store still holds the grant, and its holder may not act any more.
+    world.suspend(TTL - Duration::from_millis(1_500));
     let guard = acquiring.await.expect("no panic");
     assert!(guard.is_held());
     assert_eq!(guard.fence().term.get(), 2);
+    assert_eq!(world.fake.calls("release").len(), 1);
+    assert!(world.now().since(start) < TTL, "released, not expired");
 }
 
 #[tokio::test(start_paused = true)]
@@ -421,6 +427,19 @@ async fn a_guard_may_be_dropped_during_a_renewal() {
     assert!(matches!(tenure.lost().await, Lost::Released));
     world.vacant().await;
     assert_eq!(world.fake.with(|state| state.overlaps), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_renews_for_a_guard_that_was_dropped() {
+    let world = World::new();
+    let guard = world.acquire().await;
+    world.fake.fail("renew", [Fault::SlowAnswer(Duration::from_millis(900))]);
+    world.called("renew", 1).await;
+    drop(guard);
+    // The next renewal is due by the time this one is answered.
+    world.suspend(Duration::from_millis(4_000));
+    world.vacant().await;
+    assert_eq!(world.fake.calls("renew").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -106,6 +106,37 @@ fn a_term_that_went_back_is_refused_and_released() {
 }
 
 #[test]
+fn an_answer_for_another_attempt_or_lease_is_corrupt_and_not_used() {
+    let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+    let answer = Ok(Acquire::Acquired(grant(OTHER, 1, 1)));
+    let verdict = candidate.answered(now, now, answer, |_| Ok(()));
+    assert!(matches!(verdict, Verdict::Failed(error) if error.kind() == ErrorKind::Corrupt));
+}
+
+#[test]
+fn a_granted_ttl_that_the_margin_uses_up_is_refused() {
+    let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+    let (renew_every, request_timeout, retry_every) = (None, None, None);
+    let margin = Some(Duration::from_secs(2));
+    let asked = Asked { ttl: TTL, margin, renew_every, request_timeout, retry_every };
+    candidate.timing = Timing::new(&asked).expect("times");
+    let mut short = grant(OWN, 1, 1);
+    short.ttl = Ttl::MIN;
+    let verdict = candidate.answered(now, now, Ok(Acquire::Acquired(short)), |_| Ok(()));
+    assert!(matches!(verdict, Verdict::Refused(_, error) if error.kind() == ErrorKind::Invalid));
+}
+
+#[test]
+fn its_own_grant_in_the_watch_and_the_end_of_an_outage_wake_it() {
+    let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+    held(&mut candidate, now, 1);
+    candidate.watched(now, &Watched::Back);
+    assert!(candidate.try_at().since(now) <= Duration::from_millis(500));
+    candidate.watched(now, &changed(OWN, 2));
+    assert_eq!(candidate.try_at(), now);
+}
+
+#[test]
 fn what_an_operator_must_mend_fails_at_once() {
     for kind in [ErrorKind::Denied, ErrorKind::Misconfigured, ErrorKind::Closed] {
         let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);

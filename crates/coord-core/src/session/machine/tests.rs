@@ -93,6 +93,14 @@ fn a_late_success_revives_nothing() {
 }
 
 #[test]
+fn what_is_let_go_after_its_deadline_was_lost_and_not_released() {
+    let (mut holding, start) = holding();
+    holding.stop(at(start, 9_000), Stop::Release);
+    assert!(matches!(holding.take_end(), Some(Lost::Expired { .. })));
+    assert!(matches!(holding.next(at(start, 9_000)), Action::Release(_)));
+}
+
+#[test]
 fn lost_says_to_whom() {
     let other = LeaseRecord::new(grant(2, 2, secs(10)));
     for (answer, word) in [
