@@ -8,7 +8,7 @@ use std::time::Duration;
 use coord_core::{
     Backend, BootClock, Clock, Discovery, Error, ErrorKind, Fence, Guarantees, Lease, NodeEntry,
     NodeId, NodeInfo, Placement, Replace, Request, RequestEvent, RequestId, Result, ShardMap,
-    TableHeader, TableName, Watched, Watcher, shard_of,
+    TableHeader, TableName, Tenure, Watched, Watcher, shard_of,
 };
 use coord_placement::{Balanced, PlacementStrategy};
 use tokio::sync::{mpsc, oneshot};
@@ -300,14 +300,14 @@ impl Cluster {
     /// Whether this node leads now. It reads the clock, and no store.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        self.inner.shared.tenure.borrow().as_ref().is_some_and(|tenure| tenure.is_held())
+        self.inner.shared.tenure.borrow().as_ref().is_some_and(Tenure::is_held)
     }
 
     /// What this node shows as the leader to whatever is being protected; none while it does not lead.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         let tenure = self.inner.shared.tenure.borrow();
-        tenure.as_ref().filter(|tenure| tenure.is_held()).map(|tenure| tenure.fence())
+        tenure.as_ref().filter(|tenure| tenure.is_held()).map(Tenure::fence)
     }
 
     /// Asks the leader, wherever it is, and waits for its answer for three leader TTLs.

@@ -1,0 +1,85 @@
+//! Nodes come, fail, come back and leave.
+
+use std::time::Duration;
+
+use coord_cluster::{EventKind, Settings};
+use coord_core::NodeStatus;
+use tokio::time::Instant;
+
+use crate::common::{
+    four, heard, id, kinds, leader, map, moves, node, shares, store, table, until,
+};
+
+#[tokio::test(start_paused = true)]
+async fn four_nodes_share_evenly_and_survive_the_loss_of_their_leader() {
+    let store = store();
+    let mut nodes = four(&store).await;
+    let lost = nodes.remove(leader(&nodes));
+    let fence = lost.fence().expect("leads");
+    let before = map(&nodes[0]);
+    let mut events = nodes[0].events();
+
+    lost.abandon();
+    let start = Instant::now();
+    let limit = Settings::fast().leader_ttl + Duration::from_secs(1);
+    let status = until(&nodes[0], |status| {
+        status.leader.as_ref().is_some_and(|leader| leader.term > fence.term)
+    })
+    .await;
+    assert!(start.elapsed() <= limit, "{:?}", start.elapsed());
+    assert_ne!(status.leader.as_ref().expect("leads").node, *lost.node());
+
+    for node in &nodes {
+        until(node, |status| shares(status) == [341, 341, 342]).await;
+    }
+    assert!(start.elapsed() <= limit + Duration::from_secs(1), "{:?}", start.elapsed());
+    let moved = moves(&before, &map(&nodes[0]));
+    assert!(moved.keys().all(|(from, _)| from == lost.node()), "{moved:?}");
+    assert_eq!(moved.values().sum::<u32>(), 256);
+    let kinds = kinds(&mut events);
+    assert!(kinds.contains(&EventKind::RebalancingCompleted { table: table(), moved: 256 }));
+
+    let back = node(&store, lost.node().as_str()).await;
+    let failed_over = map(&nodes[0]);
+    until(&back, |status| shares(status) == [256; 4]).await;
+    let moved = moves(&failed_over, &map(&back));
+    assert!(moved.keys().all(|(_, to)| to == lost.node()), "{moved:?}");
+    assert_eq!(moved.values().sum::<u32>(), 256);
+    let status = back.status();
+    assert_eq!(status.member(lost.node()).map(|member| member.status), Some(NodeStatus::Active));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fifth_node_takes_its_share_and_nothing_else_moves() {
+    let store = store();
+    let nodes = four(&store).await;
+    let before = map(&nodes[0]);
+    let fifth = node(&store, "n5").await;
+    until(&fifth, |status| shares(status) == [204, 205, 205, 205, 205]).await;
+    let moved = moves(&before, &map(&fifth));
+    assert!(moved.keys().all(|(_, to)| *to == id("n5")), "{moved:?}");
+    assert_eq!(moved.values().sum::<u32>(), 204);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_that_dies_fails_within_its_ttl() {
+    let store = store();
+    let mut nodes = four(&store).await;
+    let dead = nodes.remove((leader(&nodes) + 1) % 4);
+    let mut events: Vec<_> = nodes.iter().map(|node| node.events()).collect();
+    let before = map(&nodes[0]);
+    dead.abandon();
+    let start = Instant::now();
+    for node in &nodes {
+        until(node, |status| shares(status) == [341, 341, 342]).await;
+    }
+    assert!(start.elapsed() <= Settings::fast().node_ttl + Duration::from_secs(1));
+    assert!(moves(&before, &map(&nodes[0])).keys().all(|(from, _)| from == dead.node()));
+    for events in &mut events {
+        let failed = heard(events)
+            .iter()
+            .filter(|event| matches!(&event.kind, EventKind::NodeFailed { node, .. } if node == dead.node()))
+            .count();
+        assert_eq!(failed, 1, "each node hears of it once");
+    }
+}
