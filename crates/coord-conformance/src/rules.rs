@@ -42,6 +42,7 @@ const RULES: &[Rule] = &[
     rule("4.0-watch-snapshot", "A watch begins with a snapshot, also when there is nothing."),
     rule("4.0-watch-ends", "A watch ends at its first error; the next one begins with a snapshot."),
     rule("4.0-lag", "A reader that lags learns how things stand."),
+    rule("4.0-watcher", "The watcher over it tells an absence once, and then every change."),
     rule("4.0-isolated", "A backend is opened for one cluster name, which isolates all it stores."),
     rule("4.0-check", "check says in words what works and what does not."),
     rule("4.0-close", "After a close every call is Closed; nothing is given up by it."),
@@ -58,6 +59,10 @@ const RULES: &[Rule] = &[
     rule("4.1-get", "get shows who holds a lease, or that nobody does."),
     rule("4.1-list", "list shows what is held, ordered by name, page by page."),
     rule("4.1-watch", "A lease's watch shows each holder and each vacancy, by release and expiry."),
+    rule("4.1-session", "A session keeps its lease, and tells its end exactly once."),
+    rule("4.1-deadline", "The holder stops at a deadline that counts from before the request."),
+    rule("4.1-errors", "Errors are retried until the deadline: one is not a loss."),
+    rule("4.1-cancel", "A cancelled acquire leaves no lease behind."),
     rule("4.2.1-info", "A node's record is stored whole, and nodes are listed by id."),
     rule("4.2.2-create", "Only register creates; the same incarnation may repeat it."),
     rule("4.2.2-update", "A heartbeat extends, and rewrites what changed."),
@@ -96,7 +101,10 @@ const RULES: &[Rule] = &[
     rule("12-J", "Many candidates for one lease: one winner."),
     rule("12-K", "A reply is lost: recognised as one's own success, no false conflict."),
     rule("12-L", "The watch is cut, nodes change, it heals: every change is seen."),
+    rule("P1", "The deadline counts from when the request was sent: late replies prolong nothing."),
+    rule("P3", "One failed renewal is not a loss."),
     rule("P4", "A timed-out request may have landed: the attempt recognises its own write."),
+    rule("P5", "Loss is told exactly once for each tenure."),
     rule("P6", "No success before the write has won, however the candidates race."),
     rule("P7", "The same name is not the same process."),
     rule("P8", "The term advances on every change of tenure, also after a deletion."),
@@ -140,8 +148,8 @@ mod tests {
 
     #[test]
     fn the_pitfalls_for_every_backend_are_all_rules() {
-        // Those that PITFALLS.md marks with a star; 1 and 3 are the session's.
-        for id in ["P4", "P6", "P8", "P9", "P21", "P23b", "P34", "P37"] {
+        // Those that PITFALLS.md marks with a star.
+        for id in ["P1", "P3", "P4", "P6", "P8", "P9", "P21", "P23b", "P34", "P37"] {
             assert!(RULES.iter().any(|rule| rule.id == id), "{id} is no rule");
         }
     }

@@ -5,12 +5,22 @@ mod discovery;
 mod lease;
 mod placement;
 mod requests;
+mod session;
+mod watch;
 
 use crate::case::Case;
 
 /// All trials, group by group.
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
-    [lease::CASES, discovery::CASES, placement::CASES, requests::CASES, backend::CASES]
-        .into_iter()
-        .flatten()
+    [
+        lease::CASES,
+        discovery::CASES,
+        placement::CASES,
+        requests::CASES,
+        watch::CASES,
+        backend::CASES,
+        session::CASES,
+    ]
+    .into_iter()
+    .flatten()
 }

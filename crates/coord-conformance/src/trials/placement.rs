@@ -88,12 +88,12 @@ cases! { "placement":
 }
 
 /// A fence whose lease lives elsewhere, so that only the term counts.
-fn fence(term: u64) -> Done<Fence> {
+pub(super) fn fence(term: u64) -> Done<Fence> {
     let origin = Origin::new("conformance:elsewhere/cluster");
     Ok(Fence::new(lease_name("leader")?, Term::from_u64(term), AttemptId::random(), origin))
 }
 
-fn table_name(text: &str) -> Done<TableName> {
+pub(super) fn table_name(text: &str) -> Done<TableName> {
     Ok(TableName::new(text)?)
 }
 
@@ -101,7 +101,7 @@ fn header(shards: u32) -> Done<TableHeader> {
     Ok(TableHeader::new(ShardCount::new(shards)?))
 }
 
-fn claim_of(name: &TableName, fence: &Fence) -> Done<ClaimRequest> {
+pub(super) fn claim_of(name: &TableName, fence: &Fence) -> Done<ClaimRequest> {
     Ok(ClaimRequest::new(name.clone(), fence.clone(), header(64)?))
 }
 
@@ -110,7 +110,7 @@ fn claimed(outcome: Claim) -> Done<Table> {
     Ok(want!(outcome, Claim::Claimed(table) => table, "the table is claimed"))
 }
 
-async fn claim(client: &Client, name: &TableName, fence: &Fence) -> Done<Table> {
+pub(super) async fn claim(client: &Client, name: &TableName, fence: &Fence) -> Done<Table> {
     claimed(client.placement.claim(&claim_of(name, fence)?).await?)
 }
 
@@ -120,7 +120,7 @@ async fn load(client: &Client, name: &TableName) -> Done<Table> {
 }
 
 /// The next version of a map, which differs from that of every other tag.
-fn next_map(base: &ShardMap, writer: &Fence, tag: u32) -> Done<Arc<ShardMap>> {
+pub(super) fn next_map(base: &ShardMap, writer: &Fence, tag: u32) -> Done<Arc<ShardMap>> {
     let mut edit = base.edit();
     let id = NodeId::new(format!("node-{tag}"))?;
     let address = Address::new("10.0.0.1:4000")?;
@@ -138,7 +138,7 @@ async fn publish(client: &Client, name: &TableName, map: &Arc<ShardMap>) -> Done
 }
 
 /// Publishes, which has to succeed.
-async fn published(client: &Client, name: &TableName, map: &Arc<ShardMap>) -> Done {
+pub(super) async fn published(client: &Client, name: &TableName, map: &Arc<ShardMap>) -> Done {
     let outcome = publish(client, name, map).await?;
     let version = want!(outcome, Publish::Published(version) => version, "published");
     ensure!(version == map.version(), "published as {version}, not {}", map.version());
