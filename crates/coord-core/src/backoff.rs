@@ -31,6 +31,16 @@ impl Jitter {
         let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(self.0.random_range(0..=most))
     }
+
+    /// `middle`, at most a tenth shorter or longer.
+    pub(crate) fn around(&mut self, middle: Duration) -> Duration {
+        middle - middle / 10 + self.up_to(middle / 5)
+    }
+
+    /// A seed for another source.
+    pub(crate) fn seed(&mut self) -> u64 {
+        self.0.random()
+    }
 }
 
 /// Pauses that double from 100 ms to 5 s, each shortened at random by up to a half.
@@ -76,5 +86,17 @@ mod tests {
         assert!(back_off.after(&error, &mut jitter) <= PAUSE_MIN);
         let denied = Error::new(ErrorKind::Denied, "watch");
         assert!(back_off.after(&denied, &mut jitter) >= OPERATOR_PAUSE);
+    }
+
+    #[test]
+    fn jitter_stays_within_a_tenth_and_repeats_by_seed() {
+        let (mut one, mut two) = (Jitter::new(Some(7)), Jitter::new(Some(7)));
+        let middle = Duration::from_secs(10);
+        for _ in 0..1_000 {
+            let around = one.around(middle);
+            assert!((Duration::from_secs(9)..=Duration::from_secs(11)).contains(&around));
+            assert_eq!(around, two.around(middle));
+        }
+        assert_eq!(one.up_to(Duration::ZERO), Duration::ZERO);
     }
 }

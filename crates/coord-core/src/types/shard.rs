@@ -593,6 +593,26 @@ impl ShardMap {
         self.owners.iter().step_by(replicas).filter(|&&slot| slot == u16::MAX).count()
     }
 
+    /// Gives this map's version, as the new epoch, to every shard whose owners are not those of `base`.
+    /// An owner is a node and its incarnation: a slot that now names another run counts as changed.
+    pub(crate) fn raise_epochs(&mut self, base: &Self) {
+        let who = |map: &Self, slot: u16| {
+            map.node(Slot(slot)).map(|node| (node.id.clone(), node.incarnation))
+        };
+        let slots = base.nodes.len().max(self.nodes.len());
+        let renamed: Vec<bool> = (0..u16::try_from(slots).unwrap_or(u16::MAX))
+            .map(|slot| who(base, slot) != who(self, slot))
+            .collect();
+        let is_renamed = |slot: &u16| renamed.get(usize::from(*slot)).copied().unwrap_or(false);
+        let replicas = usize::from(self.header.replicas.get());
+        let pairs = base.owners.chunks_exact(replicas).zip(self.owners.chunks_exact(replicas));
+        for ((old, new), epoch) in pairs.zip(&mut self.epochs) {
+            if old != new || new.iter().any(is_renamed) {
+                *epoch = self.version.get();
+            }
+        }
+    }
+
     /// Begins the next version.
     #[must_use]
     pub fn edit(&self) -> MapEdit {
@@ -732,22 +752,7 @@ impl MapEdit {
         }
         next.version = base.version.next();
         next.writer = Some(writer);
-        // An owner is a node and its incarnation: a slot that now names another run counts as changed.
-        let who = |map: &ShardMap, slot: u16| {
-            map.node(Slot(slot)).map(|node| (node.id.clone(), node.incarnation))
-        };
-        let slots = base.nodes.len().max(next.nodes.len());
-        let renamed: Vec<bool> = (0..u16::try_from(slots).unwrap_or(u16::MAX))
-            .map(|slot| who(&base, slot) != who(&next, slot))
-            .collect();
-        let is_renamed = |slot: &u16| renamed.get(usize::from(*slot)).copied().unwrap_or(false);
-        let replicas = usize::from(next.header.replicas.get());
-        let pairs = base.owners.chunks_exact(replicas).zip(next.owners.chunks_exact(replicas));
-        for ((old, new), epoch) in pairs.zip(&mut next.epochs) {
-            if old != new || new.iter().any(is_renamed) {
-                *epoch = next.version.get();
-            }
-        }
+        next.raise_epochs(&base);
         Some(next)
     }
 }

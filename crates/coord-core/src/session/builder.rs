@@ -1,0 +1,359 @@
+//! How a lease is asked for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use tokio_util::task::TaskTracker;
+
+use super::candidate::{Candidate, Patience};
+use super::driver::{Campaign, campaign};
+use super::guard::LeaseGuard;
+use super::timing::{Asked, Timing};
+use crate::backoff::Jitter;
+use crate::clock::{BootClock, Clock};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lease::Lease;
+use crate::types::{
+    AcquireRequest, AttemptId, Fence, Grant, Holder, Incarnation, LeaseName, LeaseRecord, NodeId,
+    Reclaim, Term,
+};
+
+/// How many leases' highest terms are remembered.
+const TERMS_MAX: usize = 4_096;
+const TTL_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Acquires leases for one node, and owns the tasks that keep them. Clones share both.
+///
+/// ```text
+/// let guard = leases.lease("scheduler")?.ttl(Duration::from_secs(15)).acquire().await?;
+/// ```
+#[derive(Clone)]
+pub struct Leases {
+    pub(super) lease: Arc<dyn Lease>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) tasks: TaskTracker,
+    pub(super) terms: Arc<Terms>,
+    node: NodeId,
+    incarnation: Incarnation,
+    jitter: Arc<Mutex<Jitter>>,
+}
+
+impl Leases {
+    /// Leases of this store, for this run of this node.
+    #[must_use]
+    pub fn new(lease: Arc<dyn Lease>, node: NodeId, incarnation: Incarnation) -> Self {
+        Self {
+            lease,
+            clock: Arc::new(BootClock::new()),
+            tasks: TaskTracker::new(),
+            terms: Arc::default(),
+            node,
+            incarnation,
+            jitter: Arc::new(Mutex::new(Jitter::new(None))),
+        }
+    }
+
+    /// Reads deadlines from this clock instead of the boot clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// With jitter that repeats for the same seed. Attempts stay random: two processes with one seed
+    /// must not be taken for one.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.jitter = Arc::new(Mutex::new(Jitter::new(Some(seed))));
+        self
+    }
+
+    /// The lease with this name.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name.
+    pub fn lease(&self, name: impl AsRef<str>) -> Result<LeaseBuilder> {
+        Ok(self.named(LeaseName::new(name)?))
+    }
+
+    /// The lease with this name, which was parsed before or is one of coord's own.
+    pub fn named(&self, name: LeaseName) -> LeaseBuilder {
+        let (margin, renew_every, request_timeout, retry_every) = (None, None, None, None);
+        let ttl = TTL_DEFAULT;
+        LeaseBuilder {
+            leases: self.clone(),
+            name,
+            asked: Asked { ttl, margin, renew_every, request_timeout, retry_every },
+            reclaim: Reclaim::No,
+        }
+    }
+
+    /// Waits until no lease of these is held or being acquired any more, and the last release is done:
+    /// what a process does before it ends, after it dropped its guards.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn idle(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.tasks.reopen();
+    }
+
+    pub(super) fn jitter(&self) -> Jitter {
+        Jitter::new(Some(self.jitter.lock().unwrap_or_else(PoisonError::into_inner).seed()))
+    }
+}
+
+impl fmt::Debug for Leases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases")
+            .field("node", &self.node)
+            .field("incarnation", &self.incarnation)
+            .field("tasks", &self.tasks.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How one lease is to be held. What is not said follows from the TTL; everything is checked together
+/// by [`build`](Self::build), before any I/O.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct LeaseBuilder {
+    leases: Leases,
+    name: LeaseName,
+    asked: Asked,
+    reclaim: Reclaim,
+}
+
+impl LeaseBuilder {
+    /// How long a grant lasts without renewal, 1 s to 24 h; 30 s unless said.
+    pub fn ttl(mut self, ttl: impl Into<Duration>) -> Self {
+        self.asked.ttl = ttl.into();
+        self
+    }
+
+    /// How long before the store may end the grant its holder stops, at least 100 ms; a tenth of the
+    /// granted TTL, and at least 100 ms, unless said.
+    pub fn margin(mut self, margin: Duration) -> Self {
+        self.asked.margin = Some(margin);
+        self
+    }
+
+    /// The time between renewals, of which up to a tenth is added or taken away; a third of the TTL
+    /// unless said.
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.asked.renew_every = Some(interval);
+        self
+    }
+
+    /// How long one request may take, below a third of the TTL; a fifth of it, and at most 5 s, unless
+    /// said.
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.asked.request_timeout = Some(timeout);
+        self
+    }
+
+    /// How often a waiting candidate tries although the watch tells it nothing; a fifth of the TTL, and
+    /// at most 5 s, unless said.
+    pub fn retry_every(mut self, interval: Duration) -> Self {
+        self.asked.retry_every = Some(interval);
+        self
+    }
+
+    /// Whether a live grant of a former process of this node is taken over; never unless said.
+    pub fn reclaim(mut self, reclaim: Reclaim) -> Self {
+        self.reclaim = reclaim;
+        self
+    }
+
+    /// Checks it all.
+    ///
+    /// # Errors
+    /// `Invalid`, naming every contradiction.
+    pub fn build(self) -> Result<LeaseSession> {
+        let timing = Timing::new(&self.asked).map_err(|error| error.resource(&self.name))?;
+        let state = watch::Sender::new(LeaseState::Idle);
+        let Self { leases, name, reclaim, .. } = self;
+        Ok(LeaseSession { leases, name, timing, reclaim, state })
+    }
+
+    /// [`build`](Self::build) and [`LeaseSession::acquire`].
+    ///
+    /// # Errors
+    /// As those.
+    ///
+    /// # Cancel safety
+    /// As `LeaseSession::acquire`.
+    pub async fn acquire(self) -> Result<LeaseGuard> {
+        self.build()?.acquire().await
+    }
+
+    /// [`build`](Self::build) and [`LeaseSession::try_acquire`].
+    ///
+    /// # Errors
+    /// As those.
+    ///
+    /// # Cancel safety
+    /// As `LeaseSession::try_acquire`.
+    pub async fn try_acquire(self) -> Result<TryAcquire> {
+        self.build()?.try_acquire().await
+    }
+}
+
+/// What came of a try that does not wait.
+#[non_exhaustive]
+#[derive(Debug)]
+#[must_use]
+pub enum TryAcquire {
+    /// The lease is held.
+    Acquired(LeaseGuard),
+    /// Another holds it.
+    Held(LeaseRecord),
+}
+
+/// Where a session stands.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// It neither holds the lease nor wants it.
+    Idle,
+    /// It wants the lease; who holds it, if that is known.
+    Acquiring(Option<Holder>),
+    /// It holds the lease, under this fence.
+    Held(Fence),
+}
+
+/// One lease, to be acquired as often as wanted, with times that fit together.
+#[derive(Clone, Debug)]
+pub struct LeaseSession {
+    leases: Leases,
+    name: LeaseName,
+    timing: Timing,
+    reclaim: Reclaim,
+    state: watch::Sender<LeaseState>,
+}
+
+impl LeaseSession {
+    /// Which lease it is.
+    #[must_use]
+    pub fn name(&self) -> &LeaseName {
+        &self.name
+    }
+
+    /// Where this session and its clones stand, to look at or to follow; with several acquires at once,
+    /// where the last one stands.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<LeaseState> {
+        self.state.subscribe()
+    }
+
+    /// Acquires the lease, waiting until nobody else holds it.
+    ///
+    /// The wait is driven by the watch, with the retry interval as the net. A store that can't be
+    /// reached is tried again with back-off, without end.
+    ///
+    /// # Errors
+    /// `Denied`, `Invalid`, `Unsupported`, `Misconfigured`, `Closed`, `Internal` as the store answers,
+    /// at once. `Corrupt` if the store granted a term that is not above all that were seen before: that
+    /// grant is released.
+    ///
+    /// # Cancel safety
+    /// No lease stays behind: a request that is on its way is awaited by a task of the [`Leases`],
+    /// which releases what was won.
+    pub async fn acquire(&self) -> Result<LeaseGuard> {
+        match self.begin(Patience::WaitsItsTurn).await? {
+            TryAcquire::Acquired(guard) => Ok(guard),
+            TryAcquire::Held(record) => Err(Error::new(ErrorKind::Internal, "acquire")
+                .message(format!("a candidate that waits was told of holder={}", record.holder))),
+        }
+    }
+
+    /// Acquires the lease if nobody holds it. A lost reply is resolved by sending the same attempt
+    /// again, at most three requests in all.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), and `Unavailable`. What the store may have granted all the same
+    /// is looked up and released.
+    ///
+    /// # Cancel safety
+    /// As `acquire`.
+    pub async fn try_acquire(&self) -> Result<TryAcquire> {
+        self.begin(Patience::TriesOnce).await
+    }
+
+    async fn begin(&self, patience: Patience) -> Result<TryAcquire> {
+        let internal =
+            |why| Error::new(ErrorKind::Internal, "acquire").message(why).resource(&self.name);
+        let runtime =
+            Handle::try_current().map_err(|_error| internal("not inside a Tokio runtime"))?;
+        let (reply, answer) = oneshot::channel();
+        let task = Campaign {
+            leases: self.leases.clone(),
+            timing: self.timing.clone(),
+            state: self.state.clone(),
+            candidate: Candidate::new(
+                self.name.clone(),
+                AttemptId::random(),
+                self.timing.clone(),
+                patience,
+                self.leases.jitter(),
+                self.leases.clock.now(),
+            ),
+            request: AcquireRequest::new(
+                self.name.clone(),
+                Holder::new(self.leases.node.clone(), self.leases.incarnation, AttemptId::random()),
+                self.timing.ttl,
+            )
+            .with_reclaim(self.reclaim),
+        };
+        self.leases.tasks.spawn_on(campaign(task, reply), &runtime);
+        answer
+            .await
+            .unwrap_or_else(|_gone| Err(internal("the runtime was shut down").effect_unknown()))
+    }
+}
+
+/// The highest term that was seen of each lease, so that one that went back is noticed.
+#[derive(Debug, Default)]
+pub(super) struct Terms(Mutex<BTreeMap<LeaseName, (Term, AttemptId)>>);
+
+impl Terms {
+    /// Notes what a record shows.
+    pub(super) fn saw(&self, record: &LeaseRecord) {
+        self.note(&record.lease, record.term, record.holder.attempt);
+    }
+
+    /// Notes a grant.
+    ///
+    /// # Errors
+    /// `Corrupt` if its term is not above all that were seen of other attempts.
+    pub(super) fn admit(&self, grant: &Grant) -> Result<()> {
+        let (highest, by) = self.note(&grant.lease, grant.term, grant.holder.attempt);
+        if (highest, by) == (grant.term, grant.holder.attempt) {
+            return Ok(());
+        }
+        let why = format!(
+            "the term went back, as after restoring the store from a backup; raise the era \
+             term={} seen={highest}",
+            grant.term
+        );
+        Err(Error::corrupt("acquire", why).resource(&grant.lease))
+    }
+
+    /// The highest term, and whose it is, once this one is taken into account.
+    fn note(&self, lease: &LeaseName, term: Term, attempt: AttemptId) -> (Term, AttemptId) {
+        let mut terms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if terms.len() >= TERMS_MAX && !terms.contains_key(lease) {
+            terms.pop_first();
+        }
+        let highest = terms.entry(lease.clone()).or_insert((term, attempt));
+        if term > highest.0 {
+            *highest = (term, attempt);
+        }
+        *highest
+    }
+}

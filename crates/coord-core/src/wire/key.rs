@@ -1,0 +1,54 @@
+//! Where a chunk is stored.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::types::{AttemptId, Term, Version};
+
+/// Where a chunk is stored: what it is part of, who wrote it, and the hash of its content. Two different
+/// chunks of one table never share a key, whoever wrote them, so "create if absent" is enough.
+///
+/// As text: term, attempt, version, index and hash in hexadecimal, between dots; all of a fixed length but
+/// the index, so that keys sort by term, attempt and version.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkKey {
+    /// The term of the writer.
+    pub term: Term,
+    /// The attempt of the writer.
+    pub attempt: AttemptId,
+    /// The version that the chunk was written for.
+    pub version: Version,
+    /// Which of that version's chunks it is.
+    pub index: u32,
+    /// XXH3 with 128 bits over the whole chunk.
+    pub hash: u128,
+}
+
+impl fmt::Display for ChunkKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { term, attempt, version, index, hash } = self;
+        write!(f, "{:016x}.{attempt}.{:016x}.{index:x}.{hash:032x}", term.get(), version.get())
+    }
+}
+
+impl FromStr for ChunkKey {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let mut parts = text.split('.').map(|part| u128::from_str_radix(part, 16).ok());
+            let mut part = || parts.next().flatten();
+            let key = Self {
+                term: Term::from_u64(part()?.try_into().ok()?),
+                attempt: AttemptId::from_u128(part()?),
+                version: Version::new(part()?.try_into().ok()?),
+                index: part()?.try_into().ok()?,
+                hash: part()?,
+            };
+            // Only the one text that a key has is read back, so nothing else is taken for it.
+            (key.to_string() == text).then_some(key)
+        };
+        parse().ok_or_else(|| Error::invalid("parse", format!("{text:?} is no chunk key")))
+    }
+}
