@@ -27,16 +27,16 @@ async fn main() -> anyhow::Result<()> {
 
     // One subscription: a snapshot first, then what changes.
     let mut events = discovery.watch();
+    if let Some(NodeEvent::Snapshot(nodes)) = events.next().await.transpose()? {
+        for node in nodes {
+            println!("{} is there, at {}", node.info.id, node.info.address);
+        }
+    }
     discovery.deregister(&registrations[0]).await?;
     // n2 sends no heartbeat: it dies when its TTL has passed, without anybody asking.
     loop {
         let event = tokio::time::timeout(Duration::from_secs(30), events.next()).await?;
         match event.transpose()? {
-            Some(NodeEvent::Snapshot(nodes)) => {
-                for node in nodes {
-                    println!("{} is there, at {}", node.info.id, node.info.address);
-                }
-            }
             Some(NodeEvent::Left { node, .. }) => println!("{node} left"),
             Some(NodeEvent::Expired { node, .. }) => {
                 println!("{node} died");

@@ -64,9 +64,8 @@ async fn worker(url: &str, table: &TableName, number: u16) -> anyhow::Result<Clu
 
 /// Waits until this many workers are active and every shard is where it belongs.
 async fn settled(worker: &Cluster, workers: usize) -> anyhow::Result<()> {
-    let settled = worker.wait_for(|status| {
-        status.is_settled() && status.count(NodeStatus::Active) == workers
-    });
+    let settled = worker
+        .wait_for(|status| status.is_settled() && status.count(NodeStatus::Active) == workers);
     tokio::time::timeout(Duration::from_secs(30), settled).await??;
     Ok(())
 }

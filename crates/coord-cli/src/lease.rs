@@ -106,7 +106,9 @@ async fn release(coord: &Coord, name: &str, yes: bool) -> Result<ExitCode, Failu
 /// Asks on the terminal. Without one nobody can answer, and `--yes` is the way.
 fn confirm(question: &str) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
-        return Err(Failure::input(format!("{question} There is no terminal to ask on: pass --yes")));
+        return Err(Failure::input(format!(
+            "{question} There is no terminal to ask on: pass --yes"
+        )));
     }
     let mut out = io::stderr().lock();
     write!(out, "{question} [y/N] ")?;
@@ -128,7 +130,9 @@ async fn run_command(coord: &Coord, args: &LeaseRunArgs) -> Result<ExitCode, Fai
         Some(Duration::ZERO) => match lease.try_acquire().await? {
             TryAcquire::Acquired(guard) => guard,
             TryAcquire::Held(record) => return Err(held(&args.name, Some(&record))),
-            other => return Err(Failure::new(code::STORE, format!("unexpected outcome {other:?}"))),
+            other => {
+                return Err(Failure::new(code::STORE, format!("unexpected outcome {other:?}")));
+            }
         },
         Some(wait) => match tokio::time::timeout(wait, lease.acquire()).await {
             Ok(guard) => guard?,

@@ -64,7 +64,8 @@ fn start_logging(verbose: u8) {
         1 => LevelFilter::INFO,
         _ => LevelFilter::DEBUG,
     };
-    let ours = ["coord", "coord_core", "coord_cluster", "coord_placement"].map(|name| (name, level));
+    let ours =
+        ["coord", "coord_core", "coord_cluster", "coord_placement"].map(|name| (name, level));
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(layer).with(Targets::new().with_targets(ours)).init();
 }

@@ -5,8 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use coord::placement::{
-    Accepts, Assignment, Balanced, Candidate, ConsistentHash, PlacementStrategy, Plan, PlanSettings,
-    Reason, Rendezvous,
+    Accepts, Assignment, Balanced, Candidate, PlacementStrategy, Plan, PlanSettings, Reason,
 };
 use coord::{Capacity, Label, NodeId, ReplicationFactor, ShardCount, ShardId, Version};
 use serde::Serialize;
@@ -19,8 +18,7 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
     let scene = Scene::read(args)?;
     let strategy: Box<dyn PlacementStrategy> = match args.strategy {
         Strategy::Balanced => Box::new(Balanced::new()),
-        Strategy::ConsistentHash => Box::new(ConsistentHash::new()),
-        Strategy::Rendezvous => Box::new(Rendezvous::new()),
+        _ => Box::new(Balanced::new()),
     };
     let empty = Assignment::empty(scene.shards, scene.replicas);
     let before = strategy
@@ -30,16 +28,19 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
     let settings = PlanSettings::default()
         .with_version(Version::new(1))
         .with_max_moves(args.max_moves.map(u64::from));
-    let settings = scene.pins.iter().fold(settings, |settings, (shard, node)| {
-        settings.with_pin(*shard, vec![node.clone()])
-    });
+    let settings = scene
+        .pins
+        .iter()
+        .fold(settings, |settings, (shard, node)| settings.with_pin(*shard, vec![node.clone()]));
     let plan = strategy
         .plan(&before, &scene.then, &settings)
         .map_err(|error| Failure::input(format!("the nodes after the change: {error}")))?;
     let summary = Summary::of(&before, &plan, args);
     match output {
         Output::Text => summary.print()?,
-        Output::Json => writeln!(io::stdout(), "{}", serde_json::to_string(&summary).unwrap_or_default())?,
+        Output::Json => {
+            writeln!(io::stdout(), "{}", serde_json::to_string(&summary).unwrap_or_default())?
+        }
     }
     let satisfied = plan.unsatisfied().is_empty();
     Ok(if satisfied { ExitCode::SUCCESS } else { ExitCode::from(code::DID_NOT_HOLD) })
@@ -57,7 +58,8 @@ struct Scene {
 impl Scene {
     fn read(args: &PlanArgs) -> Result<Self, Failure> {
         let now = args.nodes.iter().map(|text| candidate(text)).collect::<Result<Vec<_>, _>>()?;
-        let joining = args.join.iter().map(|text| candidate(text)).collect::<Result<Vec<_>, _>>()?;
+        let joining =
+            args.join.iter().map(|text| candidate(text)).collect::<Result<Vec<_>, _>>()?;
         let mut then: Vec<Candidate> = now.iter().chain(&joining).cloned().collect();
         let known = |name: &String, flag: &str, then: &[Candidate]| {
             let found = then.iter().position(|node| node.id.as_str() == name);
@@ -93,7 +95,8 @@ fn candidate(text: &str) -> Result<Candidate, Failure> {
     };
     let (name, capacity) = match text.split_once('=') {
         Some((name, size)) => {
-            let wrong = |_| Failure::input(format!("capacity {size:?} of node {name:?} is not a number"));
+            let wrong =
+                |_| Failure::input(format!("capacity {size:?} of node {name:?} is not a number"));
             (name, Capacity::new(size.parse().map_err(wrong)?)?)
         }
         None => (text, Capacity::default()),
@@ -175,22 +178,28 @@ impl Summary {
             optimal: plan.is_optimal(),
             reasons: counted.filter(|(_, count)| *count > 0).collect(),
             nodes: names.into_iter().map(change).collect(),
-            unsatisfied: plan.unsatisfied().iter().map(ToString::to_string).collect(),
+            unsatisfied: plan.unsatisfied().iter().map(|w| format!("{w:?}")).collect(),
             list: args.moves.then_some(list),
         }
     }
 
     fn print(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        let width = self.nodes.iter().map(|node| node.node.as_str().len()).max().unwrap_or(0).max(4);
-        writeln!(out, "{:width$}  {:>8}  {:>8}  {:>8}  {:>8}", "node", "before", "after", "gained", "lost")?;
+        let width =
+            self.nodes.iter().map(|node| node.node.as_str().len()).max().unwrap_or(0).max(4);
+        writeln!(
+            out,
+            "{:width$}  {:>8}  {:>8}  {:>8}  {:>8}",
+            "node", "before", "after", "gained", "lost"
+        )?;
         for NodeChange { node, before, after, gained, lost } in &self.nodes {
             let node = node.as_str();
             writeln!(out, "{node:width$}  {before:>8}  {after:>8}  {gained:>8}  {lost:>8}")?;
         }
         let reasons: Vec<String> =
             self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-        let of = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) };
+        let of =
+            if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) };
         writeln!(out, "\n{} moves{of}", self.moves)?;
         match self.optimal {
             true => writeln!(out, "proved: no plan with these shares moves fewer")?,

@@ -44,8 +44,7 @@ pub enum Command {
         /// Which node.
         node: NodeId,
     },
-    /// Gives a shard to a node: as its owner where it has none to spare, as one more replica where
-    /// places are empty.
+    /// Gives an empty place of a shard to a node.
     AssignShard {
         /// Of which table.
         table: TableName,

@@ -1,5 +1,6 @@
 //! What happens in a cluster, as every node hears of it.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -196,6 +197,57 @@ pub enum EventKind {
     StoreAway,
     /// The store answers again.
     StoreBack,
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NodeJoined { node, .. } => write!(f, "node {node} joined"),
+            Self::NodeReplaced { node, .. } => write!(f, "node {node} restarted"),
+            Self::NodeFailed { node, why, .. } => write!(f, "node {node} failed: {why}"),
+            Self::NodeLeft { node, .. } => write!(f, "node {node} left"),
+            Self::NodeDraining { node } => write!(f, "node {node} is draining"),
+            Self::NodeActive { node } => write!(f, "node {node} is active"),
+            Self::LeaderElected { node, term } => write!(f, "node {node} leads, term {term}"),
+            Self::LeadershipLost { node, term, why } => {
+                write!(f, "term {term} of node {node} ended: {why}")
+            }
+            Self::RebalancingTriggered { table, reason } => {
+                write!(f, "table {table} is rebalanced: {reason}")
+            }
+            Self::ShardsAssigned { table, shards } => {
+                write!(f, "{} shards of table {table} are assigned", shards.len())
+            }
+            Self::ShardsMigrated { table, shards } => {
+                write!(f, "{} shards of table {table} moved", shards.len())
+            }
+            Self::ShardsOrphaned { table, shards } => {
+                write!(f, "{} shards of table {table} are orphaned", shards.len())
+            }
+            Self::RebalancingCompleted { table, moved } => {
+                write!(f, "table {table} is rebalanced, {moved} shards moved")
+            }
+            Self::RebalancingFailed { table, why } => {
+                write!(f, "table {table} can't be rebalanced: {why}")
+            }
+            Self::ShardPinned { table, shard, node } => {
+                write!(f, "shard {shard} of table {table} is pinned to node {node}")
+            }
+            Self::ShardUnpinned { table, shard } => {
+                write!(f, "shard {shard} of table {table} is not pinned any more")
+            }
+            Self::RebalancingPaused => f.write_str("balancing is paused"),
+            Self::RebalancingResumed => f.write_str("balancing is resumed"),
+            Self::NoActiveNodes => f.write_str("no node is active"),
+            Self::ClusterStateChanged { from, to } => {
+                write!(f, "the cluster was {from} and is {to}")
+            }
+            Self::Registered { .. } => f.write_str("registered"),
+            Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),
+            Self::StoreAway => f.write_str("the store is away"),
+            Self::StoreBack => f.write_str("the store is back"),
+        }
+    }
 }
 
 /// A shard that got an owner.

@@ -243,12 +243,21 @@ impl Settings {
                 format!("request_timeout {timeout:?} is not below a third of {name} {ttl:?}"),
             );
         }
+        // A renewal may come a tenth late, and a second one has to fit in when the first one hangs.
+        let second = self
+            .leader_renew
+            .saturating_mul(11)
+            .checked_div(10)
+            .unwrap_or_default()
+            .saturating_add(self.request_timeout)
+            .saturating_add(self.leader_ttl / 30);
         let usable = self.leader_ttl.saturating_sub(Self::margin(self.leader_ttl));
         must(
-            self.leader_renew < usable,
+            second < usable,
             format!(
-                "leader_renew {:?} is not below leader_ttl less its margin, {usable:?}",
-                self.leader_renew
+                "leader_renew {:?} and a tenth, request_timeout {:?} and a pause are not below \
+                 leader_ttl less its margin, {usable:?}",
+                self.leader_renew, self.request_timeout
             ),
         );
         let retries = [
@@ -285,7 +294,8 @@ impl Settings {
                 self.heartbeat, self.node_ttl
             ),
         );
-        let busy = self.heartbeat + self.request_timeout + self.stop_budget();
+        let busy =
+            self.heartbeat.saturating_add(self.request_timeout).saturating_add(self.stop_budget());
         let usable = self.node_ttl.saturating_sub(Self::margin(self.node_ttl));
         must(
             busy < usable,

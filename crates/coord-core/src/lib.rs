@@ -36,7 +36,9 @@ pub use lease::*;
 pub use memory::MemoryBackend;
 pub use placement::*;
 pub use registry::{Opener, Registry};
-pub use session::{LeaseBuilder, LeaseGuard, LeaseSession, Leases, Lost, Tenure, TryAcquire};
+pub use session::{
+    LeaseBuilder, LeaseGuard, LeaseSession, LeaseState, Leases, Lost, Ran, Tenure, TryAcquire,
+};
 pub use types::*;
 pub use url::{BackendUrl, COMMON_OPTIONS, Secret, URL_BYTES_MAX, UrlHost, UrlOptions};
 pub use watch::{Watched, Watcher};

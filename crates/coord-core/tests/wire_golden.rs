@@ -1,8 +1,9 @@
-//! What the stores hold, byte by byte, in `tests/golden`: written by one version, read by every later one.
+//! What the stores hold, byte by byte, in `tests/golden`: written by one version, read by every
+//! later one.
 //!
 //! A change of these files is a change of the format. Where that is meant, or a new zstd compresses
-//! otherwise, `COORD_GOLDEN=write cargo test -p coord-core --test wire_golden` writes them anew; files of
-//! a format that was released stay, and go on being read.
+//! otherwise, `COORD_GOLDEN=write cargo test -p coord-core --test wire_golden` writes them anew;
+//! files of a format that was released stay, and go on being read.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;

@@ -1,6 +1,10 @@
 //! Exact shares with the fewest possible moves.
 
+mod board;
+mod exact;
+mod greedy;
 mod quota;
+mod replicated;
 mod single;
 
 use crate::assignment::Assignment;
@@ -39,12 +43,12 @@ impl PlacementStrategy for Balanced {
         settings: &PlanSettings,
     ) -> Result<Plan, PlanError> {
         let input = Input::new(current, candidates, settings)?;
-        if current.replicas().get() > 1
-            || !settings.pins.is_empty()
-            || !settings.exclusions.is_empty()
+        if current.replicas().get() == 1
+            && settings.pins.is_empty()
+            && settings.exclusions.is_empty()
         {
-            return Err(PlanError::NotYet);
+            return Ok(single::plan(input));
         }
-        Ok(single::plan(input))
+        Ok(replicated::plan(input))
     }
 }

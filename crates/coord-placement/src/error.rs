@@ -47,8 +47,6 @@ pub enum PlanError {
     },
     /// A tolerance is not 0 to 1000 thousandths.
     BadTolerance(u16),
-    /// Replicas, pins and exclusions come with the next commits.
-    NotYet,
 }
 
 impl fmt::Display for PlanError {
@@ -74,7 +72,6 @@ impl fmt::Display for PlanError {
             Self::BadTolerance(thousandths) => {
                 write!(f, "tolerance of {thousandths} thousandths is not 0 to 1000")
             }
-            Self::NotYet => f.write_str("replicas, pins and exclusions come with the next commits"),
         }
     }
 }

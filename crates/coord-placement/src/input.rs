@@ -15,7 +15,6 @@ pub(crate) const NOBODY: u16 = u16::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Live {
     pub(crate) slot: u16,
-    #[expect(dead_code, reason = "replicas come with the next commits")]
     /// Index of its zone, in the order of the zones' names.
     pub(crate) zone: u16,
     pub(crate) weight: u64,
@@ -33,7 +32,6 @@ pub(crate) struct Input<'a> {
     pub(crate) live: Vec<Live>,
     /// The rank of each slot's node, `NOBODY` if it is not alive; one more entry for empty places.
     pub(crate) rank_of: Vec<u16>,
-    #[expect(dead_code, reason = "replicas come with the next commits")]
     /// How many zones have a candidate.
     pub(crate) zones: usize,
 }
@@ -87,6 +85,10 @@ impl<'a> Input<'a> {
             NOBODY => None,
             rank => Some(usize::from(rank)),
         }
+    }
+
+    pub(crate) fn id(&self, slot: u16) -> Option<&NodeId> {
+        self.nodes.get(usize::from(slot))?.as_ref()
     }
 
     /// The shard at which evictions begin.

@@ -34,8 +34,10 @@ mod candidate;
 mod error;
 mod input;
 mod plan;
+mod rules;
 mod settings;
 mod strategy;
+mod write;
 
 pub use assignment::Assignment;
 pub use balanced::Balanced;

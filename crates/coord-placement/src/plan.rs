@@ -89,7 +89,7 @@ pub enum PinProblem {
     UnknownShard,
     /// The node is no candidate.
     NotLive,
-    /// The node is draining and does not have the shard.
+    /// The node is draining.
     Draining,
     /// An exclusion forbids the node.
     Excluded,
@@ -146,6 +146,11 @@ pub enum Unsatisfied {
         reason: Reason,
         /// How many.
         moves: u64,
+    },
+    /// Pins, exclusions or limits leave nodes above or below their share.
+    Uneven {
+        /// How many nodes.
+        nodes: usize,
     },
     /// A draining node keeps shards, since nobody else can take them.
     NotDrained {

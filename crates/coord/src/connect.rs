@@ -6,7 +6,8 @@ use std::time::Duration;
 use coord_cluster::{Cluster, ClusterBuilder};
 use coord_core::session::{LeaseBuilder, Leases};
 use coord_core::{
-    Backend, BackendInfo, Health, Incarnation, NODE_ID_BYTES_MAX, NodeId, NodeInfo, Registry, Result,
+    Backend, BackendInfo, Health, Incarnation, NODE_ID_BYTES_MAX, NodeId, NodeInfo, Registry,
+    Result,
 };
 use tokio::time::timeout;
 

@@ -29,7 +29,8 @@ impl Audit {
         for (node, fence) in fences {
             match &self.highest {
                 Some(highest) if !fence.passes(highest) => {
-                    let why = format!("I1: {node} leads in term {} after {}", fence.term, highest.term);
+                    let why =
+                        format!("I1: {node} leads in term {} after {}", fence.term, highest.term);
                     self.violation(why);
                 }
                 _ => self.highest = Some(fence.clone()),
@@ -61,7 +62,10 @@ impl Audit {
         match (map.writer(), self.newest.as_ref().and_then(|map| map.writer()).cloned()) {
             (None, _) => self.violation(format!("I4: version {version} has no writer")),
             (Some(writer), Some(former)) if !writer.passes(&former) => {
-                let why = format!("I4: term {} wrote version {version} after {}", writer.term, former.term);
+                let why = format!(
+                    "I4: term {} wrote version {version} after {}",
+                    writer.term, former.term
+                );
                 self.violation(why);
             }
             _ => {}
@@ -78,7 +82,9 @@ impl Audit {
                 && !node.status.may_host()
             {
                 let (id, status) = (&node.id, node.status);
-                self.violation(format!("I3: version {version} gives {count} shards to {id}, {status}"));
+                self.violation(format!(
+                    "I3: version {version} gives {count} shards to {id}, {status}"
+                ));
             }
         }
     }
@@ -94,8 +100,8 @@ impl Audit {
 mod tests {
     use super::*;
     use coord::{
-        Address, AttemptId, Incarnation, LeaseName, NodeEntry, Origin, ShardCount, ShardId, TableHeader,
-        Term,
+        Address, AttemptId, Incarnation, LeaseName, NodeEntry, Origin, ShardCount, ShardId,
+        TableHeader, Term,
     };
 
     fn fence(term: u64) -> Fence {

@@ -27,9 +27,21 @@ pub(crate) enum Line<'a> {
     /// A step begins.
     Step { at_ms: u64, step: &'a str },
     /// Something happened in the cluster.
-    Event { at_ms: u64, text: &'a str, #[serde(flatten)] event: &'a EventKind },
+    Event {
+        at_ms: u64,
+        text: &'a str,
+        #[serde(flatten)]
+        event: &'a EventKind,
+    },
     /// A step came about.
-    Done { at_ms: u64, step: &'a str, took_ms: u64, nodes: &'a [NodeLine], moved: u32, term: Option<u64> },
+    Done {
+        at_ms: u64,
+        step: &'a str,
+        took_ms: u64,
+        nodes: &'a [NodeLine],
+        moved: u32,
+        term: Option<u64>,
+    },
     /// How it all went.
     Summary { at_ms: u64, held: bool, moved: &'a [u32], terms: &'a [u64], violations: &'a [String] },
 }
@@ -89,7 +101,11 @@ impl Report {
     ) -> io::Result<()> {
         self.draw()?;
         if self.form == Form::Json {
-            return self.line(&Line::Summary { at_ms: millis(at), held, moved, terms, violations }, "", at);
+            return self.line(
+                &Line::Summary { at_ms: millis(at), held, moved, terms, violations },
+                "",
+                at,
+            );
         }
         let mut out = io::stdout().lock();
         for violation in violations {
@@ -130,11 +146,14 @@ fn describe(event: &EventKind) -> Option<String> {
         EventKind::NodeFailed { node, why, .. } => format!("{node} failed: {why}"),
         EventKind::NodeLeft { node, .. } => format!("{node} left"),
         EventKind::LeaderElected { node, term } => format!("{node} leads in term {term}"),
-        EventKind::LeadershipLost { node, term, why } => format!("{node}'s term {term} ended: {why}"),
+        EventKind::LeadershipLost { node, term, why } => {
+            format!("{node}'s term {term} ended: {why}")
+        }
         EventKind::RebalancingTriggered { reason, .. } => format!("rebalancing: {reason}"),
         EventKind::ShardsAssigned { shards, .. } => format!("{} shards assigned", shards.len()),
         EventKind::ShardsMigrated { shards, .. } => {
-            let from: std::collections::BTreeSet<&NodeId> = shards.iter().map(|s| &s.from).collect();
+            let from: std::collections::BTreeSet<&NodeId> =
+                shards.iter().map(|s| &s.from).collect();
             let from: Vec<&str> = from.into_iter().map(NodeId::as_str).collect();
             format!("{} shards migrated from {}", shards.len(), from.join(", "))
         }

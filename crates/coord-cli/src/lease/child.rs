@@ -6,6 +6,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 use coord::session::LeaseGuard;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,19 +20,21 @@ use crate::failure::{Failure, code};
 pub(super) async fn supervise(guard: LeaseGuard, args: &LeaseRunArgs) -> Result<ExitCode, Failure> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut child = match start(&guard, args) {
-        Ok(child) => child,
+    let mut command = match Supervised::start(&guard, args) {
+        Ok(command) => command,
         Err(failure) => {
             guard.release().await?;
             return Err(failure);
         }
     };
     let (status, lost) = tokio::select! {
-        status = child.wait() => (status?, None),
-        lost = guard.lost() => (stop(&mut child, args.stop_budget).await?, Some(lost)),
-        _ = interrupt.recv() => (stop(&mut child, args.stop_budget).await?, None),
-        _ = terminate.recv() => (stop(&mut child, args.stop_budget).await?, None),
+        status = command.child.wait() => (status?, None),
+        lost = guard.lost() => (command.stop().await?, Some(lost)),
+        _ = interrupt.recv() => (command.stop().await?, None),
+        _ = terminate.recv() => (command.stop().await?, None),
     };
+    // What the command has left running must not go on without the lease.
+    command.tell(Signal::KILL);
     if let Some(lost) = lost {
         let message = format!("the lease {} was lost ({lost}); the command was stopped", args.name);
         return Err(Failure::new(code::DID_NOT_HOLD, message));
@@ -40,43 +43,59 @@ pub(super) async fn supervise(guard: LeaseGuard, args: &LeaseRunArgs) -> Result<
     Ok(exit_code(status))
 }
 
-fn start(guard: &LeaseGuard, args: &LeaseRunArgs) -> Result<Child, Failure> {
-    let Some((program, rest)) = args.command.split_first() else {
-        return Err(Failure::input("no command is given after --"));
-    };
-    let fence = guard.fence();
-    Command::new(program)
-        .args(rest)
-        .env("COORD_LEASE", fence.lease.as_str())
-        .env("COORD_TERM", fence.term.to_string())
-        .env("COORD_ATTEMPT", fence.attempt.to_string())
-        .env("COORD_ORIGIN", fence.origin.as_str())
-        // A group of its own, so that what the command has started is stopped with it.
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|error| {
-            let code = match error.kind() {
-                io::ErrorKind::NotFound => code::NOT_FOUND,
-                _ => code::NOT_STARTED,
-            };
-            Failure::new(code, format!("can't start {}: {error}", program.display()))
-        })
+/// The command, and the process group that it leads.
+struct Supervised {
+    child: Child,
+    group: Option<Pid>,
+    stop_budget: Duration,
 }
 
-/// Asks the command and all that it has started to end, and kills what is left after the budget.
-async fn stop(child: &mut Child, budget: Duration) -> Result<ExitStatus, Failure> {
-    let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    // A group that is gone already needs no signal.
-    let tell = |signal| group.map(|group| kill_process_group(group, signal));
-    tell(Signal::TERM);
-    if let Ok(status) = timeout(budget, child.wait()).await {
-        let status = status?;
-        tell(Signal::KILL);
-        return Ok(status);
+impl Supervised {
+    fn start(guard: &LeaseGuard, args: &LeaseRunArgs) -> Result<Self, Failure> {
+        let Some((program, rest)) = args.command.split_first() else {
+            return Err(Failure::input("no command is given after --"));
+        };
+        let fence = guard.fence();
+        let child = Command::new(program)
+            .args(rest)
+            .env("COORD_LEASE", fence.lease.as_str())
+            .env("COORD_TERM", fence.term.to_string())
+            .env("COORD_ATTEMPT", fence.attempt.to_string())
+            .env("COORD_ORIGIN", fence.origin.as_str())
+            // A group of its own, so that what the command has started is stopped with it.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| {
+                let code = match error.kind() {
+                    io::ErrorKind::NotFound => code::NOT_FOUND,
+                    _ => code::NOT_STARTED,
+                };
+                Failure::new(code, format!("can't start {}: {error}", program.display()))
+            })?;
+        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        Ok(Self { child, group, stop_budget: args.stop_budget })
     }
-    tell(Signal::KILL);
-    Ok(child.wait().await?)
+
+    /// Asks the command and all that it has started to end, and kills it after the budget.
+    async fn stop(&mut self) -> io::Result<ExitStatus> {
+        self.tell(Signal::TERM);
+        if let Ok(status) = timeout(self.stop_budget, self.child.wait()).await {
+            return status;
+        }
+        self.tell(Signal::KILL);
+        self.child.wait().await
+    }
+
+    /// Sends a signal to the whole group. One that is gone already needs none.
+    fn tell(&self, signal: Signal) {
+        if let Some(group) = self.group
+            && let Err(error) = kill_process_group(group, signal)
+            && error != Errno::SRCH
+        {
+            tracing::warn!(%error, "can't signal the command");
+        }
+    }
 }
 
 /// The command's own exit code; 128 and the signal's number if it was killed, as shells say it.

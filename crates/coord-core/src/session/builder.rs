@@ -28,8 +28,23 @@ const TTL_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Acquires leases for one node, and owns the tasks that keep them. Clones share both.
 ///
-/// ```text
+/// ```
+/// # use std::time::Duration;
+/// # use coord_core::{Backend, ClusterName, Incarnation, Leases, MemoryBackend, NodeId, Ran};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> coord_core::Result<()> {
+/// let backend = MemoryBackend::isolated(ClusterName::new("orders")?);
+/// let leases = Leases::new(backend.lease(), NodeId::new("node-1")?, Incarnation::random());
 /// let guard = leases.lease("scheduler")?.ttl(Duration::from_secs(15)).acquire().await?;
+/// assert!(guard.is_held());
+/// match guard.run(|fence| async move { fence.term }).await {
+///     Ran::Finished(term) => println!("worked under term {term}"),
+///     Ran::Lost(lost) => println!("stopped: {lost}"),
+///     Ran::Panicked(payload) => std::panic::resume_unwind(payload),
+///     _ => {}
+/// }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Leases {
@@ -265,10 +280,13 @@ impl LeaseSession {
     /// No lease stays behind: a request that is on its way is awaited by a task of the [`Leases`],
     /// which releases what was won.
     pub async fn acquire(&self) -> Result<LeaseGuard> {
-        match self.begin(Patience::WaitsItsTurn).await? {
-            TryAcquire::Acquired(guard) => Ok(guard),
-            TryAcquire::Held(record) => Err(Error::new(ErrorKind::Internal, "acquire")
-                .message(format!("a candidate that waits was told of holder={}", record.holder))),
+        loop {
+            // A caller that was not polled for so long that its guard was lost waits again.
+            if let TryAcquire::Acquired(guard) = self.begin(Patience::WaitsItsTurn).await?
+                && guard.is_held()
+            {
+                return Ok(guard);
+            }
         }
     }
 
@@ -282,7 +300,13 @@ impl LeaseSession {
     /// # Cancel safety
     /// As `acquire`.
     pub async fn try_acquire(&self) -> Result<TryAcquire> {
-        self.begin(Patience::TriesOnce).await
+        match self.begin(Patience::TriesOnce).await? {
+            TryAcquire::Acquired(guard) if !guard.is_held() => {
+                let why = "the lease was lost before it could be handed out";
+                Err(Error::unavailable("acquire", why).resource(&self.name))
+            }
+            outcome => Ok(outcome),
+        }
     }
 
     async fn begin(&self, patience: Patience) -> Result<TryAcquire> {

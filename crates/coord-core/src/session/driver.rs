@@ -16,7 +16,7 @@ use super::timing::Timing;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Acquire, LeaseEvent, Release};
-use crate::types::{AcquireRequest, AttemptId, Grant};
+use crate::types::{AcquireRequest, AttemptId, Grant, LeaseRecord};
 use crate::watch::{Watched, Watcher};
 
 /// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
@@ -98,9 +98,7 @@ impl Campaign {
             let request = self.leases.lease.try_acquire(&self.request);
             let answer = bounded(&*clock, until, "acquire", request).await;
             if let Ok(Acquire::Held(record)) = &answer {
-                self.leases.terms.saw(record);
-                let holder = Some(record.holder.clone());
-                self.state.send_replace(LeaseState::Acquiring(holder));
+                self.saw(Some(record));
             }
             let terms = &self.leases.terms;
             let fits = |grant: &Grant| terms.admit(grant);
@@ -146,19 +144,30 @@ impl Campaign {
                 biased;
                 () = reply.closed() => return None,
                 told = told => {
-                    if let Watched::Event(
-                        LeaseEvent::Snapshot(Some(record)) | LeaseEvent::Changed(record),
-                    ) = &told
-                    {
-                        self.leases.terms.saw(record);
-                        let holder = Some(record.holder.clone());
-                        self.state.send_replace(LeaseState::Acquiring(holder));
+                    match &told {
+                        Watched::Event(LeaseEvent::Snapshot(record)) => self.saw(record.as_ref()),
+                        Watched::Event(LeaseEvent::Changed(record)) => self.saw(Some(record)),
+                        Watched::Event(LeaseEvent::Vacant) => self.saw(None),
+                        Watched::Away(_) | Watched::Back => {}
                     }
                     self.candidate.watched(clock.now(), &told);
                 }
                 () = sleep_until(clock, self.candidate.try_at()) => return Some(()),
             }
         }
+    }
+
+    /// Notes and shows who holds the lease.
+    fn saw(&self, record: Option<&LeaseRecord>) {
+        if let Some(record) = record {
+            self.leases.terms.saw(record);
+        }
+        let now = LeaseState::Acquiring(record.map(|record| record.holder.clone()));
+        self.state.send_if_modified(|state| {
+            let is_news = *state != now;
+            *state = now;
+            is_news
+        });
     }
 
     fn watcher(&self) -> Watcher<LeaseEvent> {

@@ -65,6 +65,9 @@ impl fmt::Debug for ShardId {
 pub struct ShardCount(u32);
 
 impl ShardCount {
+    /// One shard.
+    pub const ONE: Self = Self(1);
+
     /// This many.
     ///
     /// # Errors

@@ -29,8 +29,8 @@ pub(super) fn pack(numbers: impl Iterator<Item = u32>, width: u32) -> Vec<u8> {
     out
 }
 
-/// Unpacks `count` numbers; `None` unless there are exactly as many bytes as they take and the bits left
-/// over are 0.
+/// Unpacks `count` numbers; `None` unless there are exactly as many bytes as they take and the bits
+/// left over are 0.
 pub(super) fn unpack(bytes: &[u8], count: usize, width: u32) -> Option<Vec<u32>> {
     if bytes.len() != packed_len(count, width) {
         return None;
@@ -64,7 +64,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_unpacks(width in 0..=17_u32, numbers in prop::collection::vec(any::<u32>(), 0..99)) {
+        fn what_is_packed_unpacks(
+            width in 0..=17_u32, numbers in prop::collection::vec(any::<u32>(), 0..99),
+        ) {
             let numbers: Vec<u32> = numbers.into_iter().map(|n| n & ((1 << width) - 1)).collect();
             let packed = pack(numbers.iter().copied(), width);
             prop_assert_eq!(packed.len(), packed_len(numbers.len(), width));

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! 0 magic "COMC" | 4 format | 5 section | 6 encoding | 7 bits | 8 XXH3-64 of the table's uid
-//! 16 version | 24 first | 28 count | 32 raw length | 36 body length | 40 XXH3-64 of 0..40 and the body
+//! 16 version | 24 first | 28 count | 32 raw length | 36 body length
+//! 40 XXH3-64 of bytes 0..40 and the body
 //! ```
 //!
-//! Numbers are little-endian. Of owners, `first` and `count` are shards; of every other section, the
-//! number of this piece and how many there are.
+//! Numbers are little-endian. Of owners, `first` and `count` are shards; of every other section,
+//! the number of this piece and how many there are.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -156,7 +157,8 @@ pub(super) fn open(bytes: &[u8], section: Section, life: Life) -> Result<(Head, 
     Ok((Head { section, encoding, bits, first, count, raw_len }, body))
 }
 
-/// Turns the bytes of a section into chunks of at most `limit` bytes, compressed where that is shorter.
+/// Turns the bytes of a section into chunks of at most `limit` bytes, compressed where that is
+/// shorter.
 pub(super) fn split(section: Section, life: Life, raw: &[u8], limit: usize) -> Result<Vec<Bytes>> {
     let compressed = compress(raw, BLOB_LEVEL)?;
     let (encoding, body) = if compressed.len() < raw.len() {

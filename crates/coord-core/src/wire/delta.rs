@@ -1,8 +1,8 @@
 //! The difference between one version of a map and the next.
 //!
-//! Of the changed places come all gaps, as varints, and then all slots, bit-packed: apart, because zstd
-//! then finds their patterns. An epoch is the version that changed the owner, so epochs need nothing here,
-//! except where they do not follow that.
+//! Of the changed places come all gaps, as varints, and then all slots, bit-packed: apart, because
+//! zstd then finds their patterns. An epoch is the version that changed the owner, so epochs need
+//! nothing here, except where they do not follow that.
 
 use super::bits;
 use super::chunk::Section;
@@ -10,7 +10,7 @@ use super::epochs;
 use super::motions::{self, MOTION_BYTES_MAX};
 use super::nodes::{self, NODE_BYTES_MAX};
 use super::varint::{self, Reader};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::{
     ANNEX_BYTES_MAX, Motion, NODES_MAX, NodeEntry, ShardId, ShardMap, TableHeader, Version,
 };
@@ -109,13 +109,11 @@ fn put_epochs(out: &mut Vec<u8>, old: &ShardMap, new: &ShardMap) {
     }
 }
 
-/// Makes the next version of `map` in place, all but its writer.
-pub(super) fn apply(map: &mut ShardMap, raw: &[u8]) -> Result<()> {
+/// Turns `map` into the version after it, all but its writer.
+pub(super) fn apply(map: &mut ShardMap, version: Version, raw: &[u8]) -> Result<()> {
     let old = map.clone();
     let mut reader = Reader::new(Section::Delta.name(), raw);
-    map.version = Version::new(old.version.get().checked_add(1).ok_or_else(|| {
-        Error::corrupt("decode", "the version of a map can't be counted further")
-    })?);
+    map.version = version;
     read_nodes(&mut reader, &mut map.nodes)?;
     let known = nodes::known(&map.nodes);
     read_owners(&mut reader, &known, map)?;

@@ -5,11 +5,12 @@ use xxhash_rust::xxh3::Xxh3;
 use super::motions::phase_number;
 use crate::types::{Fence, KeyHash, NodeEntry, ShardMap, Slot};
 
-/// XXH3 with 128 bits over a canonical form of the whole map, its writer included. A publish whose reply
-/// was lost is recognised by it, and whatever is put together from chunks and deltas is checked against it.
+/// XXH3 with 128 bits over a canonical form of the whole map, its writer included. A publish whose
+/// reply was lost is recognised by it, and whatever is put together from chunks and deltas is
+/// checked against it.
 ///
-/// The form lists the fields of this format one by one, so a field that a newer version adds to a record
-/// changes no digest that an older one computes.
+/// The form lists the fields of this format one by one, so a field that a newer version adds to a
+/// record changes no digest that an older one computes.
 #[must_use]
 pub fn digest(map: &ShardMap) -> u128 {
     let mut hash = Canonical(Xxh3::new());

@@ -26,8 +26,8 @@ pub struct WireLimits {
 }
 
 impl WireLimits {
-    /// Values of at most this many bytes: what the store takes, less what the backend adds to each. Up to
-    /// a quarter of it, and 8 KiB, a map stands in the manifest itself.
+    /// Values of at most this many bytes: what the store takes, less what the backend adds to each.
+    /// Up to a quarter of it, and 8 KiB, a map stands in the manifest itself.
     ///
     /// # Errors
     /// `Invalid` below 16 KiB.
@@ -107,18 +107,21 @@ pub fn encode_map(map: &ShardMap, limits: WireLimits) -> Result<EncodedMap> {
     within(manifest, limits, chunks)
 }
 
-/// Encodes the version after `old`, whose manifest is `previous`: as a delta more, or as a new base where
-/// [`is_compaction_due`] says so, the map is small, or `previous` is not the manifest of `old`.
+/// Encodes the version after `old`, whose manifest is `previous`: as a delta more, or as a new base
+/// where [`is_compaction_due`] says so, the map is small, or `previous` is not the manifest of
+/// `old`.
 ///
 /// # Errors
-/// As [`encode_map`], and `Invalid` if `new` is not the version after `old` in the same life of the table.
+/// As [`encode_map`], and `Invalid` if `new` is not the version after `old` in the same life of the
+/// table.
 pub fn encode_next(
     previous: &Manifest,
     old: &ShardMap,
     new: &ShardMap,
     limits: WireLimits,
 ) -> Result<EncodedMap> {
-    if old.uid != new.uid || old.header != new.header || old.version.next() != new.version {
+    let follows = new.version.get().checked_sub(1) == Some(old.version.get());
+    if old.uid != new.uid || old.header != new.header || !follows {
         let why = format!("version {} does not follow version {}", new.version, old.version);
         return Err(Error::invalid("encode", why));
     }
@@ -143,8 +146,8 @@ pub fn encode_next(
     within(next, limits, chunks)
 }
 
-/// Whether a map is written as a new base: when its deltas together pass a quarter of the base, or are
-/// more than 64.
+/// Whether a map is written as a new base: when its deltas together pass a quarter of the base, or
+/// are more than 64.
 #[must_use]
 pub fn is_compaction_due(base_bytes: u64, deltas_bytes: u64, deltas: usize) -> bool {
     deltas_bytes > base_bytes / 4 || deltas > DELTAS_MAX

@@ -6,11 +6,12 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::types::{AttemptId, Term, Version};
 
-/// Where a chunk is stored: what it is part of, who wrote it, and the hash of its content. Two different
-/// chunks of one table never share a key, whoever wrote them, so "create if absent" is enough.
+/// Where a chunk is stored: what it is part of, who wrote it, and the hash of its content. Two
+/// different chunks of one table never share a key, whoever wrote them, so "create if absent" is
+/// enough.
 ///
-/// As text: term, attempt, version, index and hash in hexadecimal, between dots; all of a fixed length but
-/// the index, so that keys sort by term, attempt and version.
+/// As text: term, attempt, version, index and hash in hexadecimal, between dots; all of a fixed
+/// length but the index, so that keys sort by term, attempt and version.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey {

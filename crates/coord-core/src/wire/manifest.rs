@@ -17,7 +17,9 @@ use crate::types::{ANNEX_BYTES_MAX, Fence, NODES_MAX, ShardMap, TableHeader, Tab
 
 /// The most deltas on one base; a reader that comes new applies them all.
 pub const DELTAS_MAX: usize = 64;
-/// Names all chunks of one version of a map: those of a base, and of a delta for every version since.
+
+/// Names all chunks of one version of a map: those of a base, and of a delta for every version
+/// since.
 ///
 /// A backend keeps it where it is changed atomically, with the highest fence beside it
 /// ([`TableHeadV1`](super::TableHeadV1)). A small map stands in it whole.
@@ -99,14 +101,15 @@ impl Manifest {
         self.newest().digest.0
     }
 
-    /// The keys of all stored chunks. What neither this manifest nor the one before names may be removed.
+    /// The keys of all stored chunks. What neither this manifest nor the one before names may be
+    /// removed.
     pub fn keys(&self) -> impl Iterator<Item = ChunkKey> {
         self.parts().flat_map(Part::stored_keys)
     }
 
-    /// The keys of the chunks that a reader has to fetch, who may `have` an earlier map of the table. A
-    /// chunk that is absent has been removed with its manifest: read the manifest again, and take it for
-    /// damage only if that is unchanged.
+    /// The keys of the chunks that a reader has to fetch, who may `have` an earlier map of the
+    /// table. A chunk that is absent has been removed with its manifest: read the manifest again,
+    /// and take it for damage only if that is unchanged.
     #[must_use]
     pub fn needed(&self, have: Option<&ShardMap>) -> Vec<ChunkKey> {
         let after = self.usable(have).map(|map| map.version);
@@ -118,8 +121,8 @@ impl Manifest {
     /// milliseconds for a million shards.
     ///
     /// # Errors
-    /// `Corrupt`, naming what: a chunk that is missing, damaged, of an unknown format or not of this map,
-    /// or a result whose digest is not the manifest's.
+    /// `Corrupt`, naming what: a chunk that is missing, damaged, of an unknown format or not of
+    /// this map, or a result whose digest is not the manifest's.
     pub fn assemble(
         &self,
         have: Option<&ShardMap>,
@@ -144,7 +147,7 @@ impl Manifest {
                 let pieces = part.section(Section::Delta, chunks)?;
                 let raw_max = delta::bytes_max(&self.header);
                 let raw = chunk::join(Section::Delta, life, &pieces, raw_max)?;
-                delta::apply(&mut map, &raw)?;
+                delta::apply(&mut map, part.version, &raw)?;
             }
         }
         map.writer = Some(self.writer.clone());

@@ -8,12 +8,13 @@
 //!                 └── a delta for every version since                each under its ChunkKey
 //! ```
 //!
-//! Every record names its format, ignores fields it does not know and refuses a format it does not know.
-//! Nothing is trusted: what is torn, damaged, foreign or out of range is `Corrupt`, and no length that
-//! was read decides alone how much memory is taken.
+//! Every record names its format, ignores fields it does not know and refuses a format it does not
+//! know. Nothing is trusted: what is torn, damaged, foreign or out of range is `Corrupt`, and no
+//! length that was read decides alone how much memory is taken.
 //!
 //! Writing: [`encode_map`] or [`encode_next`]; store the chunks, then change the head. Reading:
-//! [`TableHeadV1::decode`](Record::decode), fetch what [`Manifest::needed`] names, [`Manifest::assemble`].
+//! [`TableHeadV1::decode`](Record::decode), fetch what [`Manifest::needed`] names,
+//! [`Manifest::assemble`].
 
 mod bits;
 mod chunk;

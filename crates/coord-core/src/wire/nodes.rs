@@ -4,8 +4,8 @@ use super::chunk::Section;
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::NodeEntry;
 
-/// The most bytes of one entry: its names and addresses are bounded, and the rest is for what a newer
-/// version adds.
+/// The most bytes of one entry: its names and addresses are bounded, and the rest is for what a
+/// newer version adds.
 pub(super) const NODE_BYTES_MAX: usize = 1024;
 
 pub(super) fn encode(nodes: &[Option<NodeEntry>]) -> Result<Vec<u8>> {

@@ -18,8 +18,8 @@ use crate::types::{
 
 /// A record as a store holds it: a JSON object with the number of its format.
 ///
-/// A format may gain fields, which older readers ignore; what they must not ignore is a new format. A
-/// reader of format n reads n − 1 as well, so that a cluster can be upgraded node by node.
+/// A format may gain fields, which older readers ignore; what they must not ignore is a new format.
+/// A reader of format n reads n − 1 as well, so that a cluster can be upgraded node by node.
 pub trait Record: Serialize + DeserializeOwned {
     /// What it is, for errors.
     const WHAT: &'static str;
@@ -122,8 +122,8 @@ impl LeaseRecordV1 {
         Self::new(grant.lease.clone(), grant.holder.clone(), term, grant.ttl)
     }
 
-    /// The grant that it shows. `counted` is the store's own count of the acquiring write, for a record
-    /// that could not hold it yet.
+    /// The grant that it shows. `counted` is the store's own count of the acquiring write, for a
+    /// record that could not hold it yet.
     ///
     /// # Errors
     /// `Corrupt` if the term is neither in the record nor counted, or does not fit into 52 bits.
@@ -180,8 +180,9 @@ impl NodeRecordV1 {
     }
 }
 
-/// A table: what all agree on, the highest fence, and the manifest of the newest map. One value, so that
-/// one compare-and-set covers a claim (which raises the fence) and a publish (which changes the manifest).
+/// A table: what all agree on, the highest fence, and the manifest of the newest map. One value, so
+/// that one compare-and-set covers a claim (which raises the fence) and a publish (which changes
+/// the manifest).
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableHeadV1 {
@@ -566,7 +567,9 @@ mod tests {
         }
 
         #[test]
-        fn a_damaged_record_is_corrupt_or_a_record(at: prop::sample::Index, bit in 0..8_u8, cut: bool) {
+        fn a_damaged_record_is_corrupt_or_a_record(
+            at: prop::sample::Index, bit in 0..8_u8, cut: bool,
+        ) {
             let mut bytes = LeaseRecordV1::of(&grant(7)).encode().expect("encodes").to_vec();
             let at = at.index(bytes.len());
             if cut {

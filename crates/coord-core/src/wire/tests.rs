@@ -9,9 +9,8 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::chunk::{self, Life, Section};
 use super::part::{Hash, Part};
 use super::*;
-use crate::ErrorKind;
-use crate::Result;
 use crate::types::*;
+use crate::{ErrorKind, Result};
 
 const MEBIBYTE: usize = 1 << 20;
 
@@ -97,7 +96,8 @@ fn any_map(rng: &mut StdRng, shards: u32, replicas: u8, nodes: usize) -> ShardMa
     map
 }
 
-/// Any next version: nodes that come, go, restart and change; owners, motions and annex that change.
+/// Any next version: nodes that come, go, restart and change; owners, motions and annex that
+/// change.
 fn any_next(rng: &mut StdRng, old: &ShardMap) -> ShardMap {
     let mut new = old.clone();
     new.version = old.version.next();
@@ -197,7 +197,9 @@ proptest! {
     }
 
     #[test]
-    fn what_is_damaged_is_corrupt_or_the_same(seed: u64, shards in 1..400_u32, nodes in 0..40_usize) {
+    fn what_is_damaged_is_corrupt_or_the_same(
+        seed: u64, shards in 1..400_u32, nodes in 0..40_usize,
+    ) {
         let mut rng = StdRng::seed_from_u64(seed);
         let limits = if rng.random() { limits() } else { limits().without_inline() };
         let old = any_map(&mut rng, shards, 2, nodes);
@@ -217,10 +219,12 @@ proptest! {
         }
     }
 
-    /// A hostile writer makes every checksum and hash right; still nothing panics, and what is no map is
-    /// refused.
+    /// A hostile writer makes every checksum and hash right; still nothing panics, and what is no
+    /// map is refused.
     #[test]
-    fn what_is_forged_is_corrupt_or_the_same(seed: u64, shards in 1..200_u32, nodes in 0..20_usize) {
+    fn what_is_forged_is_corrupt_or_the_same(
+        seed: u64, shards in 1..200_u32, nodes in 0..20_usize,
+    ) {
         let mut rng = StdRng::seed_from_u64(seed);
         let limits = limits().without_inline();
         let old = any_map(&mut rng, shards, 2, nodes);
@@ -242,7 +246,7 @@ proptest! {
                 let at = rng.random_range(0..forged.len());
                 forged[at] = rng.random();
             }
-            if let Err(error) = delta::apply(&mut old.clone(), &forged) {
+            if let Err(error) = delta::apply(&mut old.clone(), map.version, &forged) {
                 prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
             }
         }
@@ -496,7 +500,7 @@ fn a_leave_takes_at_most_3_1_bytes_for_each_shard_that_moves() {
         println!("{name}: moved {moved}, delta {} plain, {bytes} as stored", raw.len());
         assert!(bytes * 10 <= moved * 31, "{name}: {bytes} for {moved}");
         let mut applied = map.clone();
-        delta::apply(&mut applied, &raw).expect("applies");
+        delta::apply(&mut applied, next.version, &raw).expect("applies");
         applied.writer.clone_from(&next.writer);
         assert!(applied == next);
     }

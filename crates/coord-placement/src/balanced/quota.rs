@@ -49,6 +49,79 @@ pub(crate) fn quotas(claimants: &[Claimant], total: u64, tolerance: u16) -> Vec<
     quotas
 }
 
+/// As [`quotas`], where no zone may fill more than its limit; `zone_of[n]` is the zone of a claimant.
+pub(crate) fn zoned_quotas(
+    claimants: &[Claimant],
+    zone_of: &[u16],
+    limits: &[u64],
+    total: u64,
+    tolerance: u16,
+) -> Vec<Quota> {
+    let mut all = vec![Quota::default(); claimants.len()];
+    let mut open: Vec<usize> = (0..claimants.len()).collect();
+    let mut left = total;
+    let pick = |members: &[usize]| members.iter().map(|&n| claimants[n]).collect::<Vec<_>>();
+    // A zone above its limit gets exactly the limit. That leaves more for the others and never less, so
+    // a zone that was cut once stays cut.
+    loop {
+        let mut sums = vec![(0_u64, 0_u128, 1_u128); limits.len()];
+        for (&n, share) in open.iter().zip(shares(&pick(&open), left)) {
+            let sum = &mut sums[usize::from(zone_of[n])];
+            sum.0 += share.whole;
+            sum.1 += share.rest;
+            sum.2 = sum.2.max(share.parts);
+        }
+        let over = |zone: usize| {
+            let (whole, rest, parts) = sums[zone];
+            whole > limits[zone] || u128::from(limits[zone] - whole) * parts < rest
+        };
+        let cut: Vec<usize> = (0..limits.len()).filter(|&zone| over(zone)).collect();
+        if cut.is_empty() {
+            break;
+        }
+        for zone in cut {
+            let (inside, outside): (Vec<usize>, Vec<usize>) =
+                open.iter().partition(|&&n| usize::from(zone_of[n]) == zone);
+            let members = pick(&inside);
+            for (&n, quota) in inside.iter().zip(quotas(&members, limits[zone], tolerance)) {
+                all[n] = quota;
+            }
+            left = left.saturating_sub(limits[zone]);
+            open = outside;
+        }
+    }
+    for (&n, quota) in open.iter().zip(quotas(&pick(&open), left, tolerance)) {
+        all[n] = quota;
+    }
+    within_zones(&mut all, zone_of, limits);
+    all
+}
+
+/// Moves single units of goals out of zones that rounding took above their limit.
+fn within_zones(quotas: &mut [Quota], zone_of: &[u16], limits: &[u64]) {
+    let mut sums = vec![0_u64; limits.len()];
+    for (quota, &zone) in quotas.iter().zip(zone_of) {
+        sums[usize::from(zone)] += quota.goal;
+    }
+    let mut spare = 0;
+    for (quota, &zone) in quotas.iter_mut().zip(zone_of) {
+        let sum = &mut sums[usize::from(zone)];
+        let excess = sum.saturating_sub(limits[usize::from(zone)]);
+        let cut = excess.min(quota.goal - quota.low);
+        quota.goal -= cut;
+        *sum -= cut;
+        spare += cut;
+    }
+    for (quota, &zone) in quotas.iter_mut().zip(zone_of) {
+        let sum = &mut sums[usize::from(zone)];
+        let room = limits[usize::from(zone)].saturating_sub(*sum);
+        let more = room.min(quota.high - quota.goal).min(spare);
+        quota.goal += more;
+        *sum += more;
+        spare -= more;
+    }
+}
+
 /// An exact share, as a fraction.
 #[derive(Clone, Copy, Debug)]
 struct Share {

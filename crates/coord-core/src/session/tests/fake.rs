@@ -116,12 +116,15 @@ impl Fake {
             Some(Fault::Panics) => panic!("the backend has a bug"),
             _ => {}
         }
-        let answer = self.with(|state| {
+        let (answer, is_change) = self.with(|state| {
             let now = self.clock.now();
-            state.live(now);
-            apply(state, now)
+            let before = state.live(now).map(|(grant, _)| grant.term);
+            let answer = apply(state, now);
+            (answer, before != state.held.as_ref().map(|(grant, _)| grant.term))
         });
-        self.changed.send_replace(());
+        if is_change {
+            self.changed.send_replace(());
+        }
         match fault {
             Some(Fault::SlowAnswer(time)) => tokio::time::sleep(time).await,
             Some(Fault::AnswerLost) => std::future::pending().await,

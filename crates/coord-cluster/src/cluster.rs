@@ -1,0 +1,451 @@
+//! The handle that a service holds.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use coord_core::{
+    Backend, BootClock, Clock, Discovery, Error, ErrorKind, Fence, Guarantees, Lease, NodeEntry,
+    NodeId, NodeInfo, Placement, Replace, Request, RequestEvent, RequestId, Result, ShardMap,
+    TableHeader, TableName, Watched, Watcher, shard_of,
+};
+use coord_placement::{Balanced, PlacementStrategy};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::task::TaskTracker;
+
+use crate::commands::{Command, Refusal, Reply};
+use crate::coordinator::{LocalCommand, Spec};
+use crate::events::Events;
+use crate::membership::{self, Judging, Keeper};
+use crate::settings::Settings;
+use crate::shared::{Ending, Parts, Shared};
+use crate::status::Status;
+use crate::{election, follow, record};
+
+/// The most commands of this process that wait for the leader's loop.
+const LOCAL_COMMANDS_MAX: usize = 64;
+
+/// The stores that a cluster lives on: one for everything, or up to three.
+#[derive(Clone, Debug)]
+pub struct Stores {
+    lease: Arc<dyn Lease>,
+    discovery: Arc<dyn Discovery>,
+    placement: Arc<dyn Placement>,
+    /// What the store of the nodes promises.
+    guarantees: Guarantees,
+}
+
+impl Stores {
+    /// Everything on one backend.
+    #[must_use]
+    pub fn new(backend: &dyn Backend) -> Self {
+        Self {
+            lease: backend.lease(),
+            discovery: backend.discovery(),
+            placement: backend.placement(),
+            guarantees: backend.info().guarantees.clone(),
+        }
+    }
+
+    /// With leases on another backend.
+    #[must_use]
+    pub fn with_lease(mut self, backend: &dyn Backend) -> Self {
+        self.lease = backend.lease();
+        self
+    }
+
+    /// With nodes on another backend.
+    #[must_use]
+    pub fn with_discovery(mut self, backend: &dyn Backend) -> Self {
+        self.discovery = backend.discovery();
+        self.guarantees = backend.info().guarantees.clone();
+        self
+    }
+
+    /// With shard maps on another backend.
+    #[must_use]
+    pub fn with_placement(mut self, backend: &dyn Backend) -> Self {
+        self.placement = backend.placement();
+        self
+    }
+}
+
+impl<B: Backend> From<&B> for Stores {
+    fn from(backend: &B) -> Self {
+        Self::new(backend)
+    }
+}
+
+impl From<Arc<dyn Backend>> for Stores {
+    fn from(backend: Arc<dyn Backend>) -> Self {
+        Self::new(&*backend)
+    }
+}
+
+/// How a node joins its cluster.
+#[derive(Debug)]
+#[must_use = "a node joins when it is started"]
+pub struct ClusterBuilder {
+    stores: Stores,
+    node: NodeInfo,
+    settings: Settings,
+    tables: Vec<(TableName, Spec)>,
+    clock: Arc<dyn Clock>,
+    replace: Replace,
+}
+
+impl ClusterBuilder {
+    /// With these settings.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// With a table of this header, placed by [`Balanced`].
+    pub fn table(self, name: TableName, header: TableHeader) -> Self {
+        self.table_with(name, header, Arc::new(Balanced::default()))
+    }
+
+    /// With a table of this header, placed by this strategy. All nodes of a cluster name the same
+    /// tables.
+    pub fn table_with(
+        mut self,
+        name: TableName,
+        header: TableHeader,
+        strategy: Arc<dyn PlacementStrategy>,
+    ) -> Self {
+        self.tables.push((name, Spec { header, strategy }));
+        self
+    }
+
+    /// Reading deadlines from this clock instead of the boot clock.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Whether a live registration of another process under this id is replaced; never unless said.
+    pub fn replace(mut self, replace: Replace) -> Self {
+        self.replace = replace;
+        self
+    }
+
+    /// Checks the settings, registers the node and starts its runtime.
+    ///
+    /// # Errors
+    /// `Invalid` for contradicting settings (one error names them all), a table that is named twice or
+    /// reserved, or a node id under which another process is registered; `Misconfigured` where a table
+    /// exists with another header; and as the store answers.
+    ///
+    /// # Cancel safety
+    /// The node may be registered, until its TTL has passed.
+    pub async fn start(self) -> Result<Cluster> {
+        let Self { stores, node, settings, tables, clock, replace } = self;
+        settings.validate()?;
+        let mut specs = BTreeMap::new();
+        for (name, spec) in tables {
+            if name.is_reserved() || specs.contains_key(&name) {
+                let why = "the table is reserved or named twice; give each table its own name";
+                return Err(Error::invalid("start", why).resource(&name));
+            }
+            specs.insert(name, spec);
+        }
+        let Stores { lease, discovery, placement, guarantees } = stores;
+        let judging = Judging::of(&guarantees);
+        let id = node.id.clone();
+        let parts =
+            Parts { node: id, settings, clock, lease, discovery, placement, judging, specs };
+        let shared = Arc::new(Shared::new(parts));
+        check_headers(&shared).await?;
+        let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
+        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper)) })
+    }
+}
+
+/// A node that is configured otherwise than the cluster is refused before it takes part.
+async fn check_headers(shared: &Shared) -> Result<()> {
+    for (name, spec) in &shared.specs {
+        let table = shared.call("load", shared.placement.load(name)).await?;
+        if let Some(table) = table.filter(|table| *table.map.header() != spec.header) {
+            let (theirs, ours) = (table.map.header(), &spec.header);
+            let why = format!(
+                "the table exists with shards={} replicas={}, and here it is configured with \
+                 shards={} replicas={}",
+                theirs.shards.get(),
+                theirs.replicas.get(),
+                ours.shards.get(),
+                ours.replicas.get()
+            );
+            let error = Error::new(ErrorKind::Misconfigured, "start").message(why);
+            return Err(error.resource(name));
+        }
+    }
+    Ok(())
+}
+
+/// A node's part in its cluster. Clones are the same node; dropping the last one ends its runtime in
+/// the background, as [`shutdown`](Self::shutdown) does.
+#[derive(Clone)]
+pub struct Cluster {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    local: mpsc::Sender<LocalCommand>,
+    /// What came of the deregistration.
+    farewell: Arc<Mutex<Option<Error>>>,
+}
+
+impl Inner {
+    fn start(shared: Arc<Shared>, keeper: Keeper) -> Self {
+        let tasks = TaskTracker::new();
+        let (local, commands) = mpsc::channel(LOCAL_COMMANDS_MAX);
+        let farewell = Arc::new(Mutex::new(None));
+        let said = Arc::clone(&farewell);
+        tasks.spawn(async move {
+            if let Err(error) = keeper.keep().await {
+                *said.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        });
+        tasks.spawn(follow::leader(Arc::clone(&shared)));
+        tasks.spawn(follow::table(Arc::clone(&shared), TableName::cluster()));
+        for name in shared.specs.keys() {
+            tasks.spawn(follow::table(Arc::clone(&shared), name.clone()));
+        }
+        if shared.settings.candidate {
+            tasks.spawn(membership::watch_nodes(Arc::clone(&shared)));
+        }
+        tasks.spawn(election::run(Arc::clone(&shared), commands));
+        tasks.close();
+        Self { shared, tasks, local, farewell }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.end(Ending::Orderly);
+    }
+}
+
+impl Cluster {
+    /// Describes a node that is to join the cluster that the stores were opened for.
+    pub fn builder(stores: impl Into<Stores>, node: NodeInfo) -> ClusterBuilder {
+        ClusterBuilder {
+            stores: stores.into(),
+            node,
+            settings: Settings::default(),
+            tables: Vec::new(),
+            clock: Arc::new(BootClock::new()),
+            replace: Replace::No,
+        }
+    }
+
+    /// This node's name.
+    #[must_use]
+    pub fn node(&self) -> &NodeId {
+        &self.inner.shared.node
+    }
+
+    /// What happens from now on.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::new(self.inner.shared.subscribe())
+    }
+
+    /// How things stand, as this node sees them.
+    #[must_use]
+    pub fn status(&self) -> Arc<Status> {
+        Arc::clone(&self.inner.shared.status.borrow())
+    }
+
+    /// Waits until things stand so.
+    ///
+    /// # Errors
+    /// `Closed` once the node's runtime has ended.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn wait_for(
+        &self,
+        mut wanted: impl FnMut(&Status) -> bool + Send,
+    ) -> Result<Arc<Status>> {
+        let shared = &self.inner.shared;
+        let mut status = shared.status.subscribe();
+        tokio::select! {
+            biased;
+            Ok(now) = status.wait_for(|status| wanted(status)) => Ok(Arc::clone(&now)),
+            () = shared.stop.cancelled() => Err(Error::new(ErrorKind::Closed, "wait")
+                .message("the node's runtime has ended")
+                .resource(&shared.node)),
+        }
+    }
+
+    /// The newest map of a table, as this node sees it.
+    #[must_use]
+    pub fn map(&self, table: &TableName) -> Option<Arc<ShardMap>> {
+        let status = self.inner.shared.status.borrow();
+        Some(Arc::clone(&status.table(table)?.map))
+    }
+
+    /// The node that owns a key's shard, as this node sees it; none while nobody does.
+    #[must_use]
+    pub fn owner(&self, table: &TableName, key: impl AsRef<[u8]>) -> Option<NodeEntry> {
+        let map = self.map(table)?;
+        map.owner(shard_of(key, map.header().shards)).cloned()
+    }
+
+    /// Whether this node leads now. It reads the clock, and no store.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        self.inner.shared.tenure.borrow().as_ref().is_some_and(|tenure| tenure.is_held())
+    }
+
+    /// What this node shows as the leader to whatever is being protected; none while it does not lead.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        let tenure = self.inner.shared.tenure.borrow();
+        tenure.as_ref().filter(|tenure| tenure.is_held()).map(|tenure| tenure.fence())
+    }
+
+    /// Asks the leader, wherever it is, and waits for its answer for three leader TTLs.
+    ///
+    /// # Errors
+    /// As [`request_within`](Self::request_within).
+    ///
+    /// # Cancel safety
+    /// As `request_within`.
+    pub async fn request(&self, command: Command) -> Result<Reply> {
+        let limit = self.inner.shared.settings.leader_ttl * 3;
+        self.request_within(command, limit).await
+    }
+
+    /// Asks the leader, wherever it is, and waits for its answer no longer than this.
+    ///
+    /// # Errors
+    /// `Invalid` for a command above 64 KiB or a time limit of 0 or above one hour; and as the store
+    /// answers the submission.
+    ///
+    /// # Cancel safety
+    /// The command may still be carried out.
+    pub async fn request_within(&self, command: Command, limit: Duration) -> Result<Reply> {
+        let shared = &self.inner.shared;
+        let body = record::write("write command", &command)?;
+        let request = Request::new(shared.node.clone(), limit, body)?;
+        let mut answers = Watcher::<RequestEvent>::requests(Arc::clone(&shared.placement));
+        let asked = async {
+            shared.call("request", shared.placement.request(&request)).await?;
+            answer_to(&mut answers, &request.id).await
+        };
+        tokio::time::timeout(limit, asked).await.unwrap_or(Ok(Reply::Unanswered))
+    }
+
+    /// Asks this node to do it as the leader. A node that does not lead refuses, and names who does.
+    ///
+    /// # Errors
+    /// `Closed` once the node's runtime has ended.
+    ///
+    /// # Cancel safety
+    /// The command may still be carried out.
+    pub async fn command(&self, command: Command) -> Result<Reply> {
+        let shared = &self.inner.shared;
+        if !self.is_leader() {
+            let leader = self.status().leader.as_ref().map(|leader| leader.node.clone());
+            return Ok(Reply::Refused(Refusal::NotLeader { leader }));
+        }
+        let closed = || {
+            Error::new(ErrorKind::Closed, "command")
+                .message("the node's runtime has ended")
+                .resource(&shared.node)
+        };
+        let (reply, answer) = oneshot::channel();
+        let command = LocalCommand { command, reply };
+        self.inner.local.send(command).await.map_err(|_closed| closed())?;
+        answer.await.map_err(|_dropped| closed())
+    }
+
+    /// Leaves in order: the node's shards move first, then it gives up the leadership if it has it,
+    /// deregisters and ends.
+    ///
+    /// # Errors
+    /// `Unavailable` if the shards did not move within the handoff timeout; the node has left all the
+    /// same. Else as the store answers the deregistration.
+    ///
+    /// # Cancel safety
+    /// The node may be leaving, and goes on to.
+    pub async fn leave(&self) -> Result<()> {
+        let shared = &self.inner.shared;
+        let limit = shared.settings.handoff_timeout;
+        let evacuated = async {
+            while !shared.stop.is_cancelled() {
+                let command = Command::Leave { node: shared.node.clone() };
+                match self.request(command).await {
+                    // The node ends by itself as soon as it owns nothing.
+                    Ok(Reply::Done(_)) => shared.stop.cancelled().await,
+                    // It is no member (any more), so it owns nothing.
+                    Ok(Reply::Refused(_)) => return,
+                    Ok(Reply::Unanswered) | Err(_) => {
+                        tokio::time::sleep(shared.settings.leader_retry).await;
+                    }
+                }
+            }
+        };
+        let in_time = tokio::time::timeout(limit, evacuated).await.is_ok();
+        self.shutdown().await?;
+        if in_time {
+            return Ok(());
+        }
+        let why = format!("the node left before its shards had moved limit={limit:?}");
+        Err(Error::unavailable("leave", why).resource(&shared.node))
+    }
+
+    /// Ends at once, in order: gives up the leadership if the node has it, and deregisters. Its shards
+    /// move afterwards.
+    ///
+    /// # Errors
+    /// As the store answers the deregistration; the node has ended all the same.
+    ///
+    /// # Cancel safety
+    /// The node ends without the caller.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.inner.shared.end(Ending::Orderly);
+        self.inner.tasks.wait().await;
+        let farewell = self.inner.farewell.lock().unwrap_or_else(PoisonError::into_inner).take();
+        farewell.map_or(Ok(()), Err)
+    }
+
+    /// Ends at once as a crash would: nothing is released or deregistered, and the others notice by the
+    /// TTLs.
+    pub fn abandon(&self) {
+        self.inner.shared.end(Ending::Abandoned);
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("node", self.node()).finish_non_exhaustive()
+    }
+}
+
+async fn answer_to(answers: &mut Watcher<RequestEvent>, id: &RequestId) -> Result<Reply> {
+    loop {
+        let answer = match answers.next().await {
+            Watched::Event(RequestEvent::Snapshot(records)) => records
+                .into_iter()
+                .find(|record| record.request.id == *id)
+                .and_then(|record| record.answer),
+            Watched::Event(RequestEvent::Answered(answered, answer)) if answered == *id => {
+                Some(answer)
+            }
+            Watched::Event(RequestEvent::Gone(gone)) if gone == *id => {
+                return Ok(Reply::Unanswered);
+            }
+            _ => None,
+        };
+        if let Some(answer) = answer {
+            return record::read("read reply", &answer.body);
+        }
+    }
+}

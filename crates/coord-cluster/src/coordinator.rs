@@ -1,0 +1,12 @@
+//! The leader's part: it takes in members, places shards and carries out commands.
+//!
+//! All decisions are made in [`machine`], without I/O and without a clock; [`driver`] performs them.
+
+mod driver;
+mod judge;
+mod machine;
+mod placing;
+mod roster;
+
+pub(crate) use driver::{Ended, LocalCommand, lead};
+pub(crate) use machine::Spec;

@@ -1,0 +1,313 @@
+//! Performs what the [`Machine`] decides, for one term.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use coord_core::session::{LeaseGuard, Lost};
+use coord_core::{
+    Answer, Answered, Claim, ClaimRequest, Evict, LeaseName, Publish, Request, RequestEvent,
+    RequestId, RequestRecord, Result, TableName, Watched, Watcher,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use super::machine::{Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
+use crate::commands::{Command, Refusal, Reply};
+use crate::record;
+use crate::shared::Shared;
+use crate::telemetry;
+
+/// The most answers to requests that are remembered, so that none is carried out twice.
+const SEEN_MAX: usize = 65_536;
+
+/// A command that was given to this very process.
+#[derive(Debug)]
+pub(crate) struct LocalCommand {
+    pub(crate) command: Command,
+    pub(crate) reply: oneshot::Sender<Reply>,
+}
+
+/// How a term's work ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The lease is lost.
+    Lost(Lost),
+    /// The lease is to be released.
+    Release(&'static str),
+    /// The lease is to be released, and no new one wanted for a while.
+    Refused(String),
+    /// A write was refused although the lease is still this node's: the store went back.
+    TermRegression,
+    /// The node's runtime ends.
+    Stopped,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(lost) => write!(f, "the lease is lost: {lost}"),
+            Self::Release(why) => f.write_str(why),
+            Self::Refused(why) => f.write_str(why),
+            Self::TermRegression => f.write_str("the store went back"),
+            Self::Stopped => f.write_str("the node's runtime ends"),
+        }
+    }
+}
+
+/// Works as the leader until the term ends.
+pub(crate) async fn lead(
+    shared: &Arc<Shared>,
+    guard: &LeaseGuard,
+    local: &mut mpsc::Receiver<LocalCommand>,
+) -> Ended {
+    let rules = Rules::new(&shared.settings, shared.judging);
+    let now = shared.clock.now();
+    let machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
+    let mut lead = Lead {
+        shared: Arc::clone(shared),
+        guard,
+        machine,
+        asked: BTreeMap::new(),
+        tickets: 0,
+        seen: BTreeSet::new(),
+    };
+    let ended = lead.run(local).await;
+    lead.dismiss();
+    ended
+}
+
+/// One term's work.
+pub(crate) struct Lead<'a> {
+    shared: Arc<Shared>,
+    guard: &'a LeaseGuard,
+    machine: Machine,
+    /// Who waits for which answer.
+    asked: BTreeMap<Ticket, Asker>,
+    tickets: Ticket,
+    /// Requests that were taken in and have not been forgotten by the store.
+    seen: BTreeSet<RequestId>,
+}
+
+/// Who asked.
+#[derive(Debug)]
+enum Asker {
+    Local(oneshot::Sender<Reply>),
+    Remote(RequestId),
+}
+
+impl Lead<'_> {
+    async fn run(&mut self, local: &mut mpsc::Receiver<LocalCommand>) -> Ended {
+        let shared = Arc::clone(&self.shared);
+        let mut requests = Watcher::<RequestEvent>::requests(Arc::clone(&shared.placement));
+        let mut view = shared.view.subscribe();
+        let mut registered = shared.registered.subscribe();
+        loop {
+            self.machine.on_view(Arc::clone(&view.borrow_and_update()));
+            let step = match self.machine.next(shared.clock.now()) {
+                Turn::Do(step) => step,
+                Turn::Stop(stop) => return self.stopped(stop).await,
+                Turn::Wait(until) => {
+                    let timer = async {
+                        match until {
+                            Some(until) => shared.sleep_until(until).await,
+                            None => std::future::pending().await,
+                        }
+                    };
+                    tokio::select! {
+                        biased;
+                        () = shared.stop.cancelled() => return Ended::Stopped,
+                        lost = self.guard.lost() => return Ended::Lost(lost),
+                        // The leader is a live node.
+                        _ = registered.wait_for(Option::is_none) => {
+                            return Ended::Release("its registration is lost");
+                        }
+                        _ = view.changed() => {}
+                        Some(command) = local.recv() => self.take_local(command),
+                        watched = requests.next() => self.take_request(watched),
+                        () = timer => {}
+                    }
+                    continue;
+                }
+            };
+            let outcome = tokio::select! {
+                biased;
+                () = shared.stop.cancelled() => return Ended::Stopped,
+                lost = self.guard.lost() => return Ended::Lost(lost),
+                outcome = self.perform(&step) => outcome,
+            };
+            self.machine.on_outcome(outcome, shared.clock.now());
+        }
+    }
+
+    async fn stopped(&self, stop: Stop) -> Ended {
+        match stop {
+            Stop::SteppedDown => Ended::Release("a command asked for it"),
+            Stop::Refused(why) => Ended::Refused(why),
+            Stop::Fenced => {
+                let name = LeaseName::leader();
+                let read = self.shared.call("get", self.shared.lease.get(&name)).await;
+                let fence = self.guard.fence();
+                match read {
+                    Ok(Some(record)) if record.fence() == fence && self.guard.is_held() => {
+                        telemetry::term_regression(fence.term);
+                        Ended::TermRegression
+                    }
+                    _ => Ended::Release("a write was refused, somebody else leads"),
+                }
+            }
+        }
+    }
+
+    fn ticket(&mut self, asker: Asker) -> Ticket {
+        self.tickets += 1;
+        self.asked.insert(self.tickets, asker);
+        self.tickets
+    }
+
+    fn take_local(&mut self, LocalCommand { command, reply }: LocalCommand) {
+        let ticket = self.ticket(Asker::Local(reply));
+        self.machine.on_command(ticket, command);
+    }
+
+    fn take_request(&mut self, watched: Watched<RequestEvent>) {
+        match watched {
+            Watched::Event(RequestEvent::Snapshot(records)) => {
+                for RequestRecord { request, answer, .. } in records {
+                    if answer.is_none() {
+                        self.take_remote(request);
+                    }
+                }
+            }
+            Watched::Event(RequestEvent::Submitted(request)) => self.take_remote(request),
+            Watched::Event(RequestEvent::Gone(id)) => {
+                self.seen.remove(&id);
+            }
+            Watched::Away(error) => {
+                tracing::debug!(%error, "the requests to the leader can't be watched");
+            }
+            _ => {}
+        }
+    }
+
+    fn take_remote(&mut self, request: Request) {
+        if self.seen.len() >= SEEN_MAX || !self.seen.insert(request.id) {
+            return;
+        }
+        let ticket = self.ticket(Asker::Remote(request.id));
+        match record::read::<Command>("read command", &request.body) {
+            Ok(command) => self.machine.on_command(ticket, command),
+            Err(error) => {
+                let why = std::error::Error::source(&error)
+                    .map_or_else(|| error.to_string(), ToString::to_string);
+                self.machine.refuse(ticket, Refusal::Unreadable { why });
+            }
+        }
+    }
+
+    async fn perform(&mut self, step: &Step) -> Outcome {
+        if !self.guard.is_held() {
+            return Outcome::Failed("the lease is not held any more".to_owned());
+        }
+        let outcome = match step {
+            Step::Claim(table, header) => {
+                let request = ClaimRequest::new(table.clone(), self.guard.fence(), header.clone());
+                let claim = self.shared.placement.claim(&request);
+                self.shared.call("claim", claim).await.map(|claim| claimed(table, claim))
+            }
+            Step::Load(table) => {
+                let load = self.shared.placement.load(table);
+                let table = self.shared.call("load", load).await;
+                table.map(|table| Outcome::Loaded(table.map(|table| table.map)))
+            }
+            Step::Publish(table, expected, map) => {
+                let fence = self.guard.fence();
+                let publish = self.shared.placement.publish(table, &fence, *expected, map);
+                self.shared.call("publish", publish).await.map(published)
+            }
+            Step::Evict(suspect) => {
+                let (node, run) = (&suspect.node, suspect.incarnation);
+                let evict = self.shared.discovery.evict(node, run, &suspect.revision);
+                self.shared.call("evict", evict).await.map(evicted)
+            }
+            Step::Answer(ticket, reply) => {
+                let asker = self.asked.remove(ticket);
+                self.answer(asker, reply).await
+            }
+        };
+        outcome.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
+    }
+
+    /// Tells whoever asked. An answer that can't be brought is left out: the asker then counts the
+    /// command as unanswered.
+    async fn answer(&self, asker: Option<Asker>, reply: &Reply) -> Result<Outcome> {
+        let id = match asker {
+            None => return Ok(Outcome::Answered),
+            Some(Asker::Local(sender)) => {
+                // Nobody may be waiting any more.
+                let _ = sender.send(reply.clone());
+                return Ok(Outcome::Answered);
+            }
+            Some(Asker::Remote(id)) => id,
+        };
+        let body = record::write("write reply", reply)?;
+        let answer = Answer::new(body).or_else(|_too_long| {
+            let why = "the answer does not fit into a record".to_owned();
+            let reply = Reply::Refused(Refusal::Failed { why });
+            Answer::new(record::write("write reply", &reply)?)
+        })?;
+        let fence = self.guard.fence();
+        let call = self.shared.placement.answer(&id, &fence, &answer);
+        Ok(match self.shared.call("answer", call).await {
+            Ok(Answered::Fenced(_)) => Outcome::Fenced,
+            Ok(_) => Outcome::Answered,
+            Err(error) => {
+                tracing::debug!(%error, request = %id, "a request stays unanswered");
+                Outcome::Answered
+            }
+        })
+    }
+
+    /// Tells those who wait in this process that the term is over.
+    fn dismiss(&mut self) {
+        for asker in std::mem::take(&mut self.asked).into_values() {
+            if let Asker::Local(sender) = asker {
+                // Nobody may be waiting any more.
+                let _ = sender.send(Reply::Refused(Refusal::Lost));
+            }
+        }
+    }
+}
+
+fn claimed(name: &TableName, claim: Claim) -> Outcome {
+    match claim {
+        Claim::Claimed(table) => Outcome::Claimed(table.map),
+        Claim::Fenced(_) => Outcome::Fenced,
+        Claim::Mismatch(header) => Outcome::Refused(format!(
+            "table {name} has {} shards with {} owners each, and other settings here",
+            header.shards.get(),
+            header.replicas.get()
+        )),
+        Claim::OtherLease(binding) => Outcome::Refused(format!(
+            "table {name} obeys lease {} of {}",
+            binding.lease, binding.origin
+        )),
+        _ => Outcome::Failed("an unknown outcome of a claim".to_owned()),
+    }
+}
+
+fn published(publish: Publish) -> Outcome {
+    match publish {
+        Publish::Published(_) => Outcome::Published,
+        Publish::Conflict { .. } => Outcome::Conflict,
+        Publish::Fenced(_) => Outcome::Fenced,
+        _ => Outcome::Failed("an unknown outcome of a publish".to_owned()),
+    }
+}
+
+fn evicted(evict: Evict) -> Outcome {
+    match evict {
+        Evict::Evicted | Evict::Gone => Outcome::Evicted,
+        Evict::Alive(record) => Outcome::Alive(record.info.incarnation, record.revision),
+        _ => Outcome::Failed("an unknown outcome of an eviction".to_owned()),
+    }
+}

@@ -1,0 +1,253 @@
+//! Whether a command is accepted, and which writes carry it out. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use coord_core::{NodeId, NodeStatus, ShardId, ShardMap, TableName, Ttl};
+
+use super::roster::{Roster, Seat, Suspect};
+use crate::commands::{Command, Refusal};
+use crate::membership::{Presence, View};
+use crate::record::{ClusterRecord, Failure};
+
+/// One write of a command.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Write {
+    /// Evict a registration; the node may run on for the TTL.
+    Evict { suspect: Suspect, ttl: Ttl, why: String },
+    /// Remember this in `_cluster`.
+    Record(ClusterRecord),
+    /// Give shards these owners.
+    Owners(TableName, BTreeMap<ShardId, Vec<NodeId>>),
+    /// Place all shards of a table anew.
+    Rebalance(TableName, String),
+    /// End the term.
+    StepDown,
+}
+
+/// What commands are judged by.
+pub(crate) struct Bench<'a> {
+    pub(crate) me: &'a NodeId,
+    pub(crate) roster: &'a Roster,
+    pub(crate) record: &'a ClusterRecord,
+    pub(crate) view: &'a View,
+    pub(crate) tables: Vec<TableName>,
+    pub(crate) map: &'a dyn Fn(&TableName) -> Option<Arc<ShardMap>>,
+}
+
+impl Bench<'_> {
+    /// The writes that carry a command out, or why it is refused.
+    pub(crate) fn judge(&self, command: &Command) -> Result<Vec<Write>, Refusal> {
+        match command {
+            Command::JoinCluster { node } => {
+                let info = node
+                    .parse()
+                    .map_err(|e| Refusal::InvalidNode { why: e.message_text().to_owned() })?;
+                match self.view.presence(&info.id) {
+                    Some(Presence::Present(other)) => Err(Refusal::DuplicateNode {
+                        node: info.id,
+                        address: other.info.address.clone(),
+                    }),
+                    _ => Ok(Vec::new()),
+                }
+            }
+            Command::MarkNodeFailed { node, why } => self.mark_failed(node, why),
+            Command::Drain { node } => self.drain(node),
+            Command::Undrain { node } => self.undrain(node),
+            Command::Leave { node } => self.leave(node),
+            Command::AssignShard { table, shard, node } => self.assign(table, *shard, node),
+            Command::AssignShards { table, owners } => self.assign_all(table, owners),
+            Command::RebalanceShards { table, reason } => self.rebalance(table.as_ref(), reason),
+            Command::Pin { table, shard, node } => self.pin(table, *shard, node),
+            Command::Unpin { table, shard } => self.unpin(table, *shard),
+            Command::Pause => Ok(self.remember(|record| record.paused = true)),
+            Command::Resume => {
+                let mut writes = self.remember(|record| record.paused = false);
+                writes.extend(self.rebalance_all("balancing was resumed"));
+                Ok(writes)
+            }
+            Command::StepDown => Ok(vec![Write::StepDown]),
+            Command::TransferLeadership { to } => self.transfer(to),
+        }
+    }
+
+    fn remember(&self, change: impl FnOnce(&mut ClusterRecord)) -> Vec<Write> {
+        let mut record = self.record.clone();
+        change(&mut record);
+        vec![Write::Record(record)]
+    }
+
+    fn rebalance_all(&self, reason: &str) -> Vec<Write> {
+        if self.roster.active() == 0 {
+            return Vec::new();
+        }
+        let write = |table: &TableName| Write::Rebalance(table.clone(), reason.to_owned());
+        self.tables.iter().map(write).collect()
+    }
+
+    fn seat(&self, node: &NodeId) -> Result<&Seat, Refusal> {
+        self.roster.seat(node).ok_or_else(|| Refusal::NodeNotFound { node: node.clone() })
+    }
+
+    fn table(&self, table: &TableName) -> Result<Arc<ShardMap>, Refusal> {
+        (self.map)(table).ok_or_else(|| Refusal::TableNotFound { table: table.clone() })
+    }
+
+    fn table_with(&self, table: &TableName, shard: ShardId) -> Result<Arc<ShardMap>, Refusal> {
+        let map = self.table(table)?;
+        let shards = map.header().shards;
+        if shards.contains(shard) {
+            Ok(map)
+        } else {
+            Err(Refusal::ShardNotFound { shard, shards: shards.get() })
+        }
+    }
+
+    fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, Refusal> {
+        let seat = self.seat(node)?;
+        let incarnation = seat.entry.incarnation;
+        match self.view.presence(node) {
+            _ if seat.entry.status == NodeStatus::Failed => Ok(Vec::new()),
+            Some(Presence::Present(seen)) => Ok(vec![Write::Evict {
+                suspect: Suspect {
+                    node: node.clone(),
+                    incarnation: seen.info.incarnation,
+                    revision: seen.revision.clone(),
+                },
+                ttl: seen.ttl,
+                why: why.to_owned(),
+            }]),
+            // It is gone already, and only the verdict is missing.
+            _ => {
+                let failure = Failure { incarnation, why: why.to_owned(), runs_on: None };
+                Ok(self.remember(|record| {
+                    record.note(node, |note| note.failed = Some(failure));
+                }))
+            }
+        }
+    }
+
+    fn drain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+        let status = self.seat(node)?.entry.status;
+        if status != NodeStatus::Active {
+            return Err(Refusal::InvalidTransition { node: node.clone(), status });
+        }
+        Ok(self.remember(|record| record.note(node, |note| note.drain = true)))
+    }
+
+    fn undrain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+        let seat = self.seat(node)?;
+        let by_operator = self.record.nodes.get(node).is_some_and(|note| note.drain);
+        if seat.entry.status != NodeStatus::Draining || seat.leaving || !by_operator {
+            let status = seat.entry.status;
+            return Err(Refusal::InvalidTransition { node: node.clone(), status });
+        }
+        Ok(self.remember(|record| record.note(node, |note| note.drain = false)))
+    }
+
+    fn leave(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+        let seat = self.seat(node)?;
+        let (status, incarnation) = (seat.entry.status, seat.entry.incarnation);
+        if !status.may_host() {
+            return Err(Refusal::InvalidTransition { node: node.clone(), status });
+        }
+        Ok(self.remember(|record| record.note(node, |note| note.leaving = Some(incarnation))))
+    }
+
+    /// Whether a node may be given a shard that it may have already.
+    fn may_take(&self, map: &ShardMap, shard: ShardId, node: &NodeId) -> Result<(), Refusal> {
+        let status = self.seat(node)?.entry.status;
+        let has = map.owners(shard).any(|owner| owner.id == *node);
+        match status {
+            NodeStatus::Active => Ok(()),
+            NodeStatus::Draining if has => Ok(()),
+            NodeStatus::Draining => Err(Refusal::NodeDraining { node: node.clone() }),
+            status => Err(Refusal::UnhealthyNode { node: node.clone(), status }),
+        }
+    }
+
+    fn assign(
+        &self,
+        table: &TableName,
+        shard: ShardId,
+        node: &NodeId,
+    ) -> Result<Vec<Write>, Refusal> {
+        let map = self.table_with(table, shard)?;
+        self.may_take(&map, shard, node)?;
+        let mut owners: Vec<_> = map.owners(shard).map(|owner| owner.id.clone()).collect();
+        if owners.contains(node) {
+            return Ok(Vec::new());
+        }
+        let replicas = map.header().replicas.get();
+        if owners.len() >= usize::from(replicas) {
+            return Err(Refusal::TooManyReplicas { shard, replicas });
+        }
+        owners.push(node.clone());
+        Ok(vec![Write::Owners(table.clone(), BTreeMap::from([(shard, owners)]))])
+    }
+
+    fn assign_all(
+        &self,
+        table: &TableName,
+        owners: &BTreeMap<ShardId, Vec<NodeId>>,
+    ) -> Result<Vec<Write>, Refusal> {
+        let map = self.table(table)?;
+        let replicas = map.header().replicas.get();
+        for (&shard, nodes) in owners {
+            self.table_with(table, shard)?;
+            if nodes.len() > usize::from(replicas) {
+                return Err(Refusal::TooManyReplicas { shard, replicas });
+            }
+            for node in nodes {
+                self.seat(node)?;
+            }
+        }
+        Ok(vec![Write::Owners(table.clone(), owners.clone())])
+    }
+
+    fn rebalance(&self, table: Option<&TableName>, reason: &str) -> Result<Vec<Write>, Refusal> {
+        if let Some(table) = table {
+            self.table(table)?;
+        }
+        if self.roster.active() == 0 {
+            return Err(Refusal::NoActiveNodes);
+        }
+        Ok(match table {
+            Some(table) => vec![Write::Rebalance(table.clone(), reason.to_owned())],
+            None => self.rebalance_all(reason),
+        })
+    }
+
+    fn pin(&self, table: &TableName, shard: ShardId, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+        let map = self.table_with(table, shard)?;
+        self.may_take(&map, shard, node)?;
+        let mut writes = self.remember(|record| {
+            record.pins.entry(table.clone()).or_default().insert(shard, node.clone());
+        });
+        writes.extend(self.rebalance(Some(table), &format!("shard {shard} is pinned"))?);
+        Ok(writes)
+    }
+
+    fn unpin(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, Refusal> {
+        self.table_with(table, shard)?;
+        Ok(self.remember(|record| {
+            if let Some(pins) = record.pins.get_mut(table) {
+                pins.remove(&shard);
+            }
+            record.pins.retain(|_, pins| !pins.is_empty());
+        }))
+    }
+
+    fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, Refusal> {
+        let status = self.seat(to)?.entry.status;
+        if status != NodeStatus::Active {
+            return Err(Refusal::UnhealthyNode { node: to.clone(), status });
+        }
+        if to == self.me {
+            return Ok(Vec::new());
+        }
+        let mut writes = self.remember(|record| record.heir = Some(to.clone()));
+        writes.push(Write::StepDown);
+        Ok(writes)
+    }
+}

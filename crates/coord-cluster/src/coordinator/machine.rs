@@ -1,0 +1,841 @@
+//! What the leader does next. Pure: `now` is an argument, and every call is a [`Step`] for the driver.
+//!
+//! ```text
+//!   claim _cluster ─► claim each table ─► the members' statuses ─► a command's writes ─► rebalances
+//!   (then read)                           into _cluster            then its answer       that are due
+//! ```
+//!
+//! One step is in progress at a time, and each follows from the newest state: a write that comes back as
+//! a conflict is dropped, its table read again, and what is to be done found anew.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_core::{
+    Fence, Incarnation, Moment, NodeId, Revision, ShardId, ShardMap, TableHeader, TableName, Ttl,
+    Version,
+};
+use coord_placement::PlacementStrategy;
+
+use super::judge::{self, Write};
+use super::placing::{Failed, Placing, Wishes};
+use super::roster::{self, Roster, Sources, Suspect, Taken, Timers};
+use crate::commands::{Command, Done, Refusal, Reply};
+use crate::membership::{Judging, View};
+use crate::record::{ClusterRecord, Failure};
+use crate::settings::Settings;
+
+/// The most commands that wait; one more is refused.
+const COMMANDS_MAX: usize = 1_024;
+/// How often a command is begun anew after a conflict or a failed write.
+const COMMAND_TRIES_MAX: u8 = 5;
+/// The first pause after a failure; it doubles.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// Whom a command came from, as the driver counts.
+pub(crate) type Ticket = u64;
+
+/// The settings that the leader decides by.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) delay: Duration,
+    pub(crate) check: Duration,
+    pub(crate) remove_after: Duration,
+    pub(crate) restart_grace: Duration,
+    pub(crate) node_ttl: Duration,
+    pub(crate) min_members: usize,
+    pub(crate) judging: Judging,
+}
+
+impl Rules {
+    pub(crate) fn new(settings: &Settings, judging: Judging) -> Self {
+        Self {
+            delay: settings.rebalance_delay,
+            check: settings.rebalance_check,
+            remove_after: settings.remove_after,
+            restart_grace: settings.restart_grace,
+            node_ttl: settings.node_ttl,
+            min_members: usize::try_from(settings.min_members).unwrap_or(usize::MAX),
+            judging,
+        }
+    }
+}
+
+/// A table as this node was started with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) header: TableHeader,
+    pub(crate) strategy: Arc<dyn PlacementStrategy>,
+}
+
+/// A call for the driver.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Claim a table.
+    Claim(TableName, TableHeader),
+    /// Read a table.
+    Load(TableName),
+    /// Publish a map after this version.
+    Publish(TableName, Version, Arc<ShardMap>),
+    /// Evict a registration.
+    Evict(Suspect),
+    /// Tell whoever asked.
+    Answer(Ticket, Reply),
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Turn {
+    /// This call; its outcome comes before anything else.
+    Do(Step),
+    /// Nothing, until this moment or until something is heard.
+    Wait(Option<Moment>),
+    /// Nothing any more.
+    Stop(Stop),
+}
+
+/// Why the leader's work is over.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Stop {
+    /// A command asked for it; the lease is to be released.
+    SteppedDown,
+    /// A write was refused: somebody else leads, or the store went back.
+    Fenced,
+    /// The reserved table can't be used.
+    Refused(String),
+}
+
+/// How a step came out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    /// The table is claimed, and this is its map.
+    Claimed(Arc<ShardMap>),
+    /// The table can't be claimed: its header or its lease is another.
+    Refused(String),
+    /// The newest map; none if the table does not exist any more.
+    Loaded(Option<Arc<ShardMap>>),
+    /// The map is published.
+    Published,
+    /// The table has moved on.
+    Conflict,
+    /// Another leader has been there.
+    Fenced,
+    /// The registration is gone.
+    Evicted,
+    /// It has been written since; this is its revision now.
+    Alive(Incarnation, Revision),
+    /// The answer is out, as far as that was possible.
+    Answered,
+    /// The store could not tell.
+    Failed(String),
+}
+
+/// The leader of one term.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    me: NodeId,
+    fence: Fence,
+    rules: Rules,
+    view: Arc<View>,
+    cluster: Option<Arc<ShardMap>>,
+    cluster_stale: bool,
+    /// What is to be remembered; it may be ahead of what `_cluster` holds.
+    record: ClusterRecord,
+    timers: Timers,
+    roster: Roster,
+    /// The roster that placement has followed; none at the beginning of the term.
+    placed: Option<Roster>,
+    tables: BTreeMap<TableName, Table>,
+    queue: VecDeque<(Ticket, Command)>,
+    current: Option<Current>,
+    answers: VecDeque<(Ticket, Reply)>,
+    doing: Option<Step>,
+    /// Not before this moment, after the store failed.
+    pause_until: Option<Moment>,
+    failures: u32,
+    stop: Option<Stop>,
+}
+
+#[derive(Debug)]
+struct Table {
+    spec: Spec,
+    map: Option<Arc<ShardMap>>,
+    stale: bool,
+    /// It can't be claimed, and why.
+    refused: Option<String>,
+    due: Option<Due>,
+    /// Failed rebalances in a row.
+    failures: u32,
+    check_at: Moment,
+}
+
+/// A rebalance that is to come.
+#[derive(Clone, Debug)]
+struct Due {
+    at: Moment,
+    /// A burst of changes does not put it off for longer than this.
+    cap: Moment,
+    reason: String,
+}
+
+/// A command in progress.
+#[derive(Debug)]
+struct Current {
+    ticket: Ticket,
+    command: Command,
+    tries: u8,
+    writes: VecDeque<Write>,
+    done: Done,
+}
+
+impl Machine {
+    pub(crate) fn new(
+        me: NodeId,
+        fence: Fence,
+        rules: Rules,
+        specs: &BTreeMap<TableName, Spec>,
+        now: Moment,
+    ) -> Self {
+        let table = |spec: &Spec| Table {
+            spec: spec.clone(),
+            map: None,
+            stale: false,
+            refused: None,
+            due: None,
+            failures: 0,
+            check_at: now.plus(rules.check),
+        };
+        let tables = specs.iter().map(|(name, spec)| (name.clone(), table(spec))).collect();
+        Self {
+            me,
+            fence,
+            view: Arc::default(),
+            cluster: None,
+            cluster_stale: false,
+            record: ClusterRecord::default(),
+            timers: Timers::default(),
+            roster: Roster::default(),
+            placed: None,
+            tables,
+            queue: VecDeque::new(),
+            current: None,
+            answers: VecDeque::new(),
+            doing: None,
+            pause_until: None,
+            failures: 0,
+            stop: None,
+            rules,
+        }
+    }
+
+    /// What is seen of the registrations has changed.
+    pub(crate) fn on_view(&mut self, view: Arc<View>) {
+        self.view = view;
+    }
+
+    /// A command came in.
+    pub(crate) fn on_command(&mut self, ticket: Ticket, command: Command) {
+        if self.queue.len() >= COMMANDS_MAX {
+            let why = format!("{COMMANDS_MAX} commands are waiting already");
+            self.refuse(ticket, Refusal::Failed { why });
+            return;
+        }
+        self.queue.push_back((ticket, command));
+    }
+
+    /// A command came in that can't even be judged.
+    pub(crate) fn refuse(&mut self, ticket: Ticket, refusal: Refusal) {
+        self.answers.push_back((ticket, Reply::Refused(refusal)));
+    }
+
+    /// What to do now. After [`Turn::Do`], [`on_outcome`](Self::on_outcome) has to come first.
+    pub(crate) fn next(&mut self, now: Moment) -> Turn {
+        debug_assert!(self.doing.is_none(), "the outcome of a step comes first");
+        if self.stop == Some(Stop::Fenced) {
+            return Turn::Stop(Stop::Fenced);
+        }
+        if let Some(until) = self.pause_until.filter(|until| *until > now) {
+            return Turn::Wait(Some(until));
+        }
+        self.pause_until = None;
+        if let Some(step) = self.next_answer() {
+            return self.go(step);
+        }
+        if let Some(stop) = self.stop.clone() {
+            return Turn::Stop(stop);
+        }
+        if let Some(step) = self.next_read() {
+            return self.go(step);
+        }
+        let Some(cluster) = self.cluster.clone().filter(|_| self.view.is_ready()) else {
+            return Turn::Wait(None);
+        };
+        loop {
+            let wake = match self.take_roster(&cluster, now) {
+                Ok(wake) => wake,
+                Err(step) => return self.go(step),
+            };
+            match self.next_write(now) {
+                Some(Ok(step)) => return self.go(step),
+                Some(Err(turn)) => return turn,
+                None => {}
+            }
+            let remembered = self.record.clone();
+            if let Some(step) = self.next_rebalance(now) {
+                return self.go(step);
+            }
+            if self.record == remembered {
+                return Turn::Wait(self.wake(wake));
+            }
+        }
+    }
+
+    /// The earliest of this moment and the rebalances to come.
+    fn wake(&self, wake: Option<Moment>) -> Option<Moment> {
+        let tables = self.tables.values().filter(|table| table.map.is_some());
+        let due = tables.map(|table| table.due.as_ref().map_or(table.check_at, |due| due.at));
+        due.chain(wake).min()
+    }
+
+    fn go(&mut self, step: Step) -> Turn {
+        self.doing = Some(step.clone());
+        Turn::Do(step)
+    }
+
+    fn next_answer(&mut self) -> Option<Step> {
+        self.answers.pop_front().map(|(ticket, reply)| Step::Answer(ticket, reply))
+    }
+
+    /// Claims come before any read, so that no former leader can write after what is read.
+    fn next_read(&self) -> Option<Step> {
+        if self.cluster.is_none() {
+            return Some(Step::Claim(TableName::cluster(), cluster_header()));
+        }
+        let claim = self.tables.iter().find_map(|(name, table)| {
+            (table.map.is_none() && table.refused.is_none())
+                .then(|| Step::Claim(name.clone(), table.spec.header.clone()))
+        });
+        let stale = || {
+            let table = self.tables.iter().find(|(_, table)| table.stale);
+            table.map(|(name, _)| Step::Load(name.clone()))
+        };
+        let cluster = || self.cluster_stale.then(|| Step::Load(TableName::cluster()));
+        claim.or_else(cluster).or_else(stale)
+    }
+
+    /// Finds the roster; an `Err` is the step that has to be taken first.
+    fn take_roster(
+        &mut self,
+        cluster: &Arc<ShardMap>,
+        now: Moment,
+    ) -> Result<Option<Moment>, Step> {
+        let tables = &self.tables;
+        let owns = |node: &NodeId| {
+            tables.values().filter_map(|table| table.map.as_ref()).any(|map| {
+                let slot = map.slot_of(node);
+                slot.is_some_and(|slot| map.raw_owners().contains(&slot.get()))
+            })
+        };
+        let sources = Sources {
+            rules: &self.rules,
+            view: &self.view,
+            cluster,
+            record: &self.record,
+            owns: &owns,
+        };
+        let Taken { roster, record, suspects, wake } =
+            roster::take(&sources, &mut self.timers, now);
+        if let Some(suspect) = suspects.into_iter().next() {
+            return Err(Step::Evict(suspect));
+        }
+        self.roster = roster;
+        self.record = record;
+        match self.cluster_map(cluster) {
+            Ok(None) => {}
+            Ok(Some(map)) => {
+                return Err(Step::Publish(TableName::cluster(), cluster.version(), Arc::new(map)));
+            }
+            Err(error) => tracing::debug!(%error, "the members can't be written down"),
+        }
+        let reason = match &self.placed {
+            None => Some(format!("term {} began", self.fence.term)),
+            Some(placed) => self.roster.difference(placed),
+        };
+        if let Some(reason) = reason {
+            self.placed = Some(self.roster.clone());
+            self.trigger(&reason, now);
+        }
+        Ok(wake)
+    }
+
+    /// The next version of `_cluster`; none if it says all of this already.
+    fn cluster_map(&self, cluster: &ShardMap) -> coord_core::Result<Option<ShardMap>> {
+        let mut edit = cluster.edit();
+        for seat in self.roster.0.values() {
+            edit.put_node(seat.entry.clone())?;
+        }
+        for node in cluster.nodes().iter().flatten() {
+            if self.roster.seat(&node.id).is_none() {
+                edit.remove_node(&node.id)?;
+            }
+        }
+        edit.set_annex(self.record.write()?)?;
+        Ok(edit.finish(self.fence.clone()))
+    }
+
+    /// Asks for a rebalance of every table, after a while in which more may change.
+    fn trigger(&mut self, reason: &str, now: Moment) {
+        let names: Vec<_> = self.tables.keys().cloned().collect();
+        for name in names {
+            self.trigger_table(&name, reason, now);
+        }
+    }
+
+    fn trigger_table(&mut self, name: &TableName, reason: &str, now: Moment) {
+        const BURST: u32 = 5;
+        let delay = self.rules.delay;
+        let Some(table) = self.tables.get_mut(name) else { return };
+        table.failures = 0;
+        table.due = Some(match table.due.take() {
+            Some(due) if due.at > now => {
+                let at = now.plus(delay).min(due.cap).max(due.at.min(due.cap));
+                Due { at, reason: join(&due.reason, reason), ..due }
+            }
+            _ => {
+                Due { at: now.plus(delay), cap: now.plus(delay * BURST), reason: reason.to_owned() }
+            }
+        });
+    }
+
+    fn placing<'a>(&'a self, map: &'a ShardMap) -> Placing<'a> {
+        Placing { map, roster: &self.roster, fence: &self.fence }
+    }
+
+    fn plan(&self, name: &TableName, reason: &str) -> Result<Option<Step>, Failed> {
+        let Some((table, map)) = self.tables.get(name).and_then(|t| Some((t, t.map.as_ref()?)))
+        else {
+            return Ok(None);
+        };
+        let wishes = Wishes {
+            strategy: &*table.spec.strategy,
+            pins: self.record.pins.get(name),
+            paused: self.record.paused,
+            reason,
+        };
+        let next = self.placing(map).rebalance(&wishes)?;
+        Ok(next.map(|next| Step::Publish(name.clone(), map.version(), next)))
+    }
+
+    /// The first rebalance that is due and changes anything.
+    fn next_rebalance(&mut self, now: Moment) -> Option<Step> {
+        let active = self.roster.active();
+        let names: Vec<_> = self.tables.keys().cloned().collect();
+        for name in names {
+            let Some((reason, map)) = self.due(&name, now) else { continue };
+            if map.version() == Version::ZERO && active < self.rules.min_members {
+                // The next node that joins triggers it again.
+                self.settled(&name, now);
+                continue;
+            }
+            match self.plan(&name, &reason) {
+                Ok(Some(step)) => return Some(step),
+                Ok(None) => self.settled(&name, now),
+                Err(failed) => self.put_off(&name, &failed, &reason, now),
+            }
+        }
+        None
+    }
+
+    fn due(&self, name: &TableName, now: Moment) -> Option<(String, Arc<ShardMap>)> {
+        let table = self.tables.get(name)?;
+        let map = table.map.clone()?;
+        let reason = match &table.due {
+            Some(due) if due.at <= now => due.reason.clone(),
+            None if table.check_at <= now => "periodic check".to_owned(),
+            _ => return None,
+        };
+        Some((reason, map))
+    }
+
+    /// The table is as it should be.
+    fn settled(&mut self, name: &TableName, now: Moment) {
+        if let Some(table) = self.tables.get_mut(name) {
+            table.due = None;
+            table.failures = 0;
+            table.check_at = now.plus(self.rules.check);
+        }
+        self.record.failures.remove(name);
+    }
+
+    /// The old map stays in force, and the rebalance is tried again later.
+    fn put_off(&mut self, name: &TableName, failed: &Failed, reason: &str, now: Moment) {
+        let check = self.rules.check;
+        let why = failed.to_string();
+        let Some(table) = self.tables.get_mut(name) else { return };
+        let orphans = table.map.as_ref().is_some_and(|map| map.orphans() > 0);
+        let pause = if orphans { doubled(table.failures).min(check) } else { check };
+        table.failures = table.failures.saturating_add(1);
+        let at = now.plus(pause);
+        table.due = Some(Due { at, cap: at, reason: reason.to_owned() });
+        table.check_at = at;
+        if self.record.failures.get(name) != Some(&why) {
+            tracing::warn!(table = %name, why, "a rebalance failed; the old map stays in force");
+            crate::telemetry::rebalancing_failed("plan");
+        }
+        self.record.failures.insert(name.clone(), why);
+    }
+
+    /// The next write of a command; begins the next command when there is none.
+    fn next_write(&mut self, now: Moment) -> Option<Result<Step, Turn>> {
+        loop {
+            if self.current.is_none() {
+                let (ticket, command) = self.queue.pop_front()?;
+                self.begin(ticket, command, 0);
+            } else {
+                match self.front_write(now) {
+                    Front::Step(step) => return Some(Ok(step)),
+                    Front::Nothing => self.write_done(None),
+                    Front::Refused(refusal) => self.finish(Reply::Refused(refusal)),
+                    Front::Empty => self.finish_done(),
+                }
+            }
+            if let Some(step) = self.next_answer() {
+                return Some(Ok(step));
+            }
+            if let Some(stop) = &self.stop {
+                return Some(Err(Turn::Stop(stop.clone())));
+            }
+        }
+    }
+
+    fn begin(&mut self, ticket: Ticket, command: Command, tries: u8) {
+        if tries >= COMMAND_TRIES_MAX {
+            let why = "the store did not take it".to_owned();
+            self.refuse(ticket, Refusal::Failed { why });
+            return;
+        }
+        let table = |name: &TableName| self.tables.get(name)?.map.clone();
+        let bench = judge::Bench {
+            me: &self.me,
+            roster: &self.roster,
+            record: &self.record,
+            view: &self.view,
+            tables: self.tables.keys().cloned().collect(),
+            map: &table,
+        };
+        match bench.judge(&command) {
+            Ok(writes) => {
+                let (writes, done) = (writes.into(), Done::default());
+                self.current = Some(Current { ticket, command, tries, writes, done });
+            }
+            Err(refusal) => self.refuse(ticket, refusal),
+        }
+    }
+
+    fn front_write(&mut self, now: Moment) -> Front {
+        let Some(write) = self.current.as_ref().and_then(|current| current.writes.front()) else {
+            return Front::Empty;
+        };
+        match write.clone() {
+            Write::Evict { suspect, .. } => Front::Step(Step::Evict(suspect)),
+            Write::Record(record) => {
+                self.record = record;
+                self.front_record()
+            }
+            Write::Owners(table, owners) => self.front_owners(&table, &owners),
+            Write::Rebalance(table, reason) => match self.plan(&table, &reason) {
+                Ok(Some(step)) => Front::Step(step),
+                Ok(None) => {
+                    self.settled(&table, now);
+                    Front::Nothing
+                }
+                Err(failed) => {
+                    let why = failed.to_string();
+                    self.put_off(&table, &failed, &reason, now);
+                    Front::Refused(Refusal::Failed { why })
+                }
+            },
+            Write::StepDown => {
+                self.stop = Some(Stop::SteppedDown);
+                Front::Nothing
+            }
+        }
+    }
+
+    fn front_record(&mut self) -> Front {
+        let Some(cluster) = self.cluster.clone() else { return Front::Nothing };
+        match self.cluster_map(&cluster) {
+            Ok(Some(map)) => {
+                let version = cluster.version();
+                Front::Step(Step::Publish(TableName::cluster(), version, Arc::new(map)))
+            }
+            Ok(None) => Front::Nothing,
+            Err(error) => {
+                // Not remembered, so that the next version is not refused for the same reason.
+                self.cluster_stale = true;
+                Front::Refused(Refusal::Failed { why: error.to_string() })
+            }
+        }
+    }
+
+    fn front_owners(&self, name: &TableName, owners: &BTreeMap<ShardId, Vec<NodeId>>) -> Front {
+        let Some(map) = self.tables.get(name).and_then(|table| table.map.as_ref()) else {
+            return Front::Refused(Refusal::TableNotFound { table: name.clone() });
+        };
+        match self.placing(map).assign(owners) {
+            Ok(Some(next)) => Front::Step(Step::Publish(name.clone(), map.version(), next)),
+            Ok(None) => Front::Nothing,
+            Err(Failed::Violation(violation)) => {
+                Front::Refused(Refusal::InvariantViolation(violation))
+            }
+            Err(failed) => Front::Refused(Refusal::Failed { why: failed.to_string() }),
+        }
+    }
+
+    /// The front write of the current command took effect, in this version of this table.
+    fn write_done(&mut self, effect: Option<(TableName, Version, u32)>) {
+        let Some(current) = &mut self.current else { return };
+        current.writes.pop_front();
+        if let Some((table, version, moved)) = effect {
+            current.done.versions.insert(table, version);
+            current.done.moved += moved;
+        }
+    }
+
+    fn finish_done(&mut self) {
+        let done = self.current.as_mut().map(|current| std::mem::take(&mut current.done));
+        self.finish(Reply::Done(done.unwrap_or_default()));
+    }
+
+    fn finish(&mut self, reply: Reply) {
+        if let Some(current) = self.current.take() {
+            self.answers.push_back((current.ticket, reply));
+        }
+    }
+
+    /// The current command's write came to nothing: it is judged again by what is found then.
+    fn again(&mut self) {
+        if let Some(current) = self.current.take() {
+            self.begin(current.ticket, current.command, current.tries + 1);
+        }
+    }
+
+    /// How the step in progress came out.
+    pub(crate) fn on_outcome(&mut self, outcome: Outcome, now: Moment) {
+        let Some(step) = self.doing.take() else { return };
+        match outcome {
+            Outcome::Fenced => self.stop = Some(Stop::Fenced),
+            Outcome::Failed(why) => self.on_failed(&step, &why, now),
+            Outcome::Claimed(map) => self.on_map(&step, Some(map)),
+            Outcome::Loaded(map) => self.on_map(&step, map),
+            Outcome::Refused(why) => self.on_refused(&step, why),
+            Outcome::Published => self.on_published(step, now),
+            Outcome::Conflict => {
+                self.mark_stale(&step);
+                self.again_if_writing(&step);
+            }
+            Outcome::Evicted => self.on_evicted(step, now),
+            Outcome::Alive(incarnation, revision) => {
+                self.on_alive(&step, incarnation, &revision, now);
+            }
+            Outcome::Answered => {}
+        }
+        if self.pause_until.is_none() {
+            self.failures = 0;
+        }
+    }
+
+    fn on_failed(&mut self, step: &Step, why: &str, now: Moment) {
+        if self.failures == 0 {
+            tracing::warn!(why, "the leader's call to the store failed; it is repeated");
+            crate::telemetry::rebalancing_failed("store");
+        }
+        self.pause_until = Some(now.plus(doubled(self.failures).min(self.rules.check)));
+        self.failures = self.failures.saturating_add(1);
+        // The write may have been applied: what is stored decides what is still to be done.
+        self.mark_stale(step);
+        self.again_if_writing(step);
+    }
+
+    fn mark_stale(&mut self, step: &Step) {
+        let Step::Publish(name, ..) = step else { return };
+        match self.tables.get_mut(name) {
+            Some(table) => table.stale = true,
+            None => self.cluster_stale = true,
+        }
+    }
+
+    fn again_if_writing(&mut self, step: &Step) {
+        if matches!(step, Step::Publish(..) | Step::Evict(_)) {
+            self.again();
+        }
+    }
+
+    fn on_map(&mut self, step: &Step, map: Option<Arc<ShardMap>>) {
+        let (Step::Claim(name, _) | Step::Load(name)) = step else { return };
+        if let Some(table) = self.tables.get_mut(name) {
+            table.stale = false;
+            // A table that was deleted is claimed anew, as another life of it.
+            table.map = map;
+            return;
+        }
+        self.cluster_stale = false;
+        let Some(map) = map else {
+            self.cluster = None;
+            return;
+        };
+        match ClusterRecord::read(map.annex()) {
+            Ok(mut record) => {
+                // Whoever leads now, the succession is settled.
+                record.heir = None;
+                self.record = record;
+                self.cluster = Some(map);
+            }
+            Err(error) => self.stop = Some(Stop::Refused(error.to_string())),
+        }
+    }
+
+    fn on_refused(&mut self, step: &Step, why: String) {
+        let Step::Claim(name, _) = step else { return };
+        match self.tables.get_mut(name) {
+            Some(table) => {
+                tracing::error!(table = %name, why, "the table can't be used");
+                table.refused = Some(why);
+            }
+            None => self.stop = Some(Stop::Refused(why)),
+        }
+    }
+
+    fn on_published(&mut self, step: Step, now: Moment) {
+        let Step::Publish(name, _, map) = step else { return };
+        let version = map.version();
+        let Some(table) = self.tables.get_mut(&name) else {
+            self.cluster = Some(map);
+            if matches!(self.current_write(), Some(Write::Record(_))) {
+                self.write_done(Some((name, version, 0)));
+            }
+            return;
+        };
+        let moved = table.map.as_ref().map_or(0, |old| moved(old, &map));
+        table.map = Some(map);
+        if matches!(self.current_write(), Some(Write::Owners(..))) {
+            self.write_done(Some((name, version, moved)));
+            return;
+        }
+        if matches!(self.current_write(), Some(Write::Rebalance(..))) {
+            self.write_done(Some((name.clone(), version, moved)));
+        }
+        self.settled(&name, now);
+    }
+
+    fn current_write(&self) -> Option<&Write> {
+        self.current.as_ref()?.writes.front()
+    }
+
+    /// An evicted registration: of a node that an operator declared failed, or that fell silent.
+    fn on_evicted(&mut self, step: Step, now: Moment) {
+        let Step::Evict(suspect) = step else { return };
+        let ordered = match self.current_write() {
+            Some(Write::Evict { suspect: wanted, ttl, why }) if wanted.node == suspect.node => {
+                Some((*ttl, why.clone()))
+            }
+            _ => None,
+        };
+        let (runs_on, why) = match ordered {
+            Some((ttl, why)) => (Some(ttl), why),
+            None => (None, "its registration ran out".to_owned()),
+        };
+        self.fail(&suspect.node, suspect.incarnation, why, runs_on, now);
+        if runs_on.is_some() {
+            let record = self.record.clone();
+            if let Some(current) = &mut self.current {
+                current.writes.pop_front();
+                current.writes.push_front(Write::Record(record));
+            }
+        }
+    }
+
+    fn fail(
+        &mut self,
+        node: &NodeId,
+        incarnation: Incarnation,
+        why: String,
+        runs_on: Option<Ttl>,
+        now: Moment,
+    ) {
+        if let Some(ttl) = runs_on {
+            let until = now.plus(ttl.get());
+            self.timers.runs_on.insert(node.clone(), (incarnation, until));
+        }
+        let failure = Failure { incarnation, why, runs_on };
+        self.record.note(node, |note| note.failed = Some(failure));
+    }
+
+    /// The node has been heard since: an operator's verdict stands, silence does not.
+    fn on_alive(
+        &mut self,
+        step: &Step,
+        incarnation: Incarnation,
+        revision: &Revision,
+        now: Moment,
+    ) {
+        let Step::Evict(suspect) = step else { return };
+        let current = self.current.as_mut();
+        let front =
+            current.and_then(|current| Some((&mut current.tries, current.writes.front_mut()?)));
+        match front {
+            Some((tries, Write::Evict { suspect: wanted, .. })) if wanted.node == suspect.node => {
+                *tries += 1;
+                wanted.incarnation = incarnation;
+                wanted.revision = revision.clone();
+                if *tries >= COMMAND_TRIES_MAX {
+                    let why = format!("node {} writes its registration all the time", suspect.node);
+                    self.finish(Reply::Refused(Refusal::Failed { why }));
+                }
+            }
+            // The watch will show it.
+            _ => self.pause_until = Some(now.plus(PAUSE_MIN)),
+        }
+    }
+}
+
+/// What is at the front of a command's writes.
+enum Front {
+    /// This has to be done.
+    Step(Step),
+    /// It is as it should be already.
+    Nothing,
+    /// It can't be done.
+    Refused(Refusal),
+    /// There is no write left.
+    Empty,
+}
+
+/// The header of the reserved table, which has no shards to speak of.
+pub(crate) fn cluster_header() -> TableHeader {
+    TableHeader::new(coord_core::ShardCount::ONE)
+}
+
+/// How many shards went from one node to another.
+fn moved(old: &ShardMap, new: &ShardMap) -> u32 {
+    let went = |shard: &ShardId| match (old.owner(*shard), new.owner(*shard)) {
+        (Some(from), Some(to)) => from.id != to.id,
+        _ => false,
+    };
+    u32::try_from(new.header().shards.shards().filter(went).count()).unwrap_or(u32::MAX)
+}
+
+/// 1 s, 2 s, 4 s, ….
+fn doubled(failures: u32) -> Duration {
+    PAUSE_MIN.saturating_mul(1 << failures.min(20))
+}
+
+/// Two reasons in one, bounded.
+fn join(first: &str, second: &str) -> String {
+    const REASON_BYTES_MAX: usize = 200;
+    if first == second || first.len() + second.len() > REASON_BYTES_MAX {
+        return first.to_owned();
+    }
+    format!("{first}, {second}")
+}

@@ -1,0 +1,159 @@
+//! Follower → candidate → leader → follower.
+
+use std::sync::Arc;
+
+use coord_core::session::{LeaseGuard, Leases};
+use coord_core::{Incarnation, LeaseName, NodeId, Result};
+use tokio::sync::mpsc;
+
+use crate::commands::{Refusal, Reply};
+use crate::coordinator::{Ended, LocalCommand, lead};
+use crate::shared::{Ending, Shared};
+use crate::status::Role;
+
+/// How many retry intervals a candidate leaves to the node that leadership is transferred to.
+const HEIR_RETRIES: u32 = 2;
+
+/// Stands for election and leads, until the node's runtime ends. A node that does not stand only
+/// refuses commands.
+pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalCommand>) {
+    if shared.settings.candidate {
+        while !shared.stop.is_cancelled() {
+            term(&shared, &mut local).await;
+        }
+    } else {
+        shared.stop.cancelled().await;
+    }
+    local.close();
+    refuse(&shared, &mut local);
+    shared.led.cancel();
+}
+
+/// From one candidacy to the end of its term.
+async fn term(shared: &Arc<Shared>, local: &mut mpsc::Receiver<LocalCommand>) {
+    let mut registered = shared.registered.subscribe();
+    let incarnation = tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return,
+        Ok(now) = registered.wait_for(Option::is_some) => *now,
+    };
+    let Some(incarnation) = incarnation else { return };
+    leave_to_heir(shared).await;
+    // One that did not take the lease is not waited for again.
+    let late = other_heir(shared);
+    shared.observe(|observer| {
+        observer.on_role(Role::Candidate);
+        Vec::new()
+    });
+    let acquired = tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return,
+        // Another run of this node stands then.
+        _ = registered.wait_for(|now| *now != Some(incarnation)) => return,
+        () = heir_is_named(shared, late.as_ref()) => return,
+        acquired = acquire(shared, incarnation) => acquired,
+    };
+    match acquired {
+        Ok(guard) => reign(shared, guard, local).await,
+        Err(error) => {
+            tracing::error!(node = %shared.node, %error, "this node can't stand for election");
+            pause(shared, shared.settings.leader_ttl).await;
+        }
+    }
+}
+
+async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard> {
+    let settings = &shared.settings;
+    Leases::new(Arc::clone(&shared.lease), shared.node.clone(), incarnation)
+        .with_clock(Arc::clone(&shared.clock))
+        .named(LeaseName::leader())
+        .ttl(settings.leader_ttl)
+        .renew_every(settings.leader_renew)
+        .retry_every(settings.leader_retry)
+        .request_timeout(settings.request_timeout)
+        .acquire()
+        .await
+}
+
+/// Leads, and gives the lease back as the end of the term asks.
+async fn reign(shared: &Arc<Shared>, guard: LeaseGuard, local: &mut mpsc::Receiver<LocalCommand>) {
+    let term = guard.fence().term;
+    tracing::info!(node = %shared.node, %term, "this node leads");
+    shared.tenure.send_replace(Some(guard.tenure()));
+    shared.observe(|observer| {
+        observer.on_role(Role::Leader);
+        Vec::new()
+    });
+    let ended = lead(shared, &guard, local).await;
+    shared.tenure.send_replace(None);
+    shared.observe(|observer| {
+        observer.on_role(Role::Follower);
+        Vec::new()
+    });
+    refuse(shared, local);
+    tracing::info!(node = %shared.node, %term, why = %ended, "this node does not lead any more");
+    let again_after = match ended {
+        Ended::Lost(_) => None,
+        // So that somebody else can take the lease.
+        Ended::Release(_) => Some(shared.settings.leader_retry),
+        Ended::Refused(_) | Ended::TermRegression => Some(shared.settings.leader_ttl),
+        Ended::Stopped if shared.ending() == Ending::Abandoned => {
+            guard.abandon();
+            return;
+        }
+        Ended::Stopped => None,
+    };
+    if let Err(error) = guard.release().await {
+        tracing::warn!(node = %shared.node, %error, "the lease is left to its TTL");
+    }
+    if let Some(after) = again_after {
+        pause(shared, after).await;
+    }
+}
+
+async fn pause(shared: &Shared, duration: std::time::Duration) {
+    let until = shared.clock.now().plus(duration);
+    tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => {}
+        () = shared.sleep_until(until) => {}
+    }
+}
+
+/// The node that leadership is being transferred to, if that is another.
+fn other_heir(shared: &Shared) -> Option<NodeId> {
+    shared.look(|observer| observer.record().heir.clone().filter(|heir| *heir != shared.node))
+}
+
+/// Waits until leadership is being transferred to another node than the one that was late.
+async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
+    let mut status = shared.status.subscribe();
+    while other_heir(shared).is_none_or(|heir| Some(&heir) == late) {
+        if status.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Gives the heir the time to take the lease.
+async fn leave_to_heir(shared: &Shared) {
+    let mut status = shared.status.subscribe();
+    let limit = shared.clock.now().plus(shared.settings.leader_retry * HEIR_RETRIES);
+    tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => {}
+        () = async {
+            while other_heir(shared).is_some() && status.changed().await.is_ok() {}
+        } => {}
+        () = shared.sleep_until(limit) => {}
+    }
+}
+
+/// Refuses the commands that came too late for the term.
+fn refuse(shared: &Shared, local: &mut mpsc::Receiver<LocalCommand>) {
+    while let Ok(LocalCommand { reply, .. }) = local.try_recv() {
+        let leader = shared.status.borrow().leader.as_ref().map(|leader| leader.node.clone());
+        // Nobody may be waiting any more.
+        let _ = reply.send(Reply::Refused(Refusal::NotLeader { leader }));
+    }
+}

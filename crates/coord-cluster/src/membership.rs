@@ -1,0 +1,231 @@
+//! Who is a member: this node's own registration, and what is seen of all registrations.
+//!
+//! The decisions are in [`registration`] and [`view`]; the tasks here perform them.
+
+mod registration;
+mod view;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_core::{
+    Error, Heartbeat, NodeEvent, NodeInfo, Register, Replace, Result, Ttl, Watched, Watcher,
+};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
+use self::registration::{RegistrarOutcome, Times};
+pub(crate) use self::view::{Absence, Judging, Presence, View};
+use crate::shared::{Ending, Shared};
+use crate::telemetry;
+
+/// How often a stall of this process is looked for.
+const STALL_TICK_MAX: Duration = Duration::from_secs(1);
+
+/// The registration of this node, and what it takes to keep it.
+pub(crate) struct Keeper {
+    shared: Arc<Shared>,
+    registrar: Registrar,
+    ttl: Ttl,
+    jitter: StdRng,
+}
+
+impl Keeper {
+    /// Registers this node.
+    ///
+    /// # Errors
+    /// `Invalid` if another process is registered under its id, and as the store answers.
+    pub(crate) async fn register(
+        shared: Arc<Shared>,
+        info: NodeInfo,
+        replace: Replace,
+    ) -> Result<Self> {
+        let times =
+            Times { interval: shared.settings.heartbeat, retry: shared.settings.request_timeout };
+        let ttl = Ttl::new(shared.settings.node_ttl)?;
+        // Incarnations are random, so no two nodes beat in step.
+        let seed = info.incarnation.as_u128().to_le_bytes();
+        let mut whole = [0; 32];
+        whole[..16].copy_from_slice(&seed);
+        let jitter = StdRng::from_seed(whole);
+        let registrar = Registrar::new(info, replace, times, shared.clock.now());
+        let mut keeper = Self { shared, registrar, ttl, jitter };
+        let (turn, _) = keeper.registrar.next(keeper.shared.clock.now());
+        if let RegistrarTurn::Do(step) = turn {
+            let outcome = keeper.perform(step).await?;
+            if let Told::Duplicate(why) = &outcome {
+                return Err(Error::invalid("start", why.clone()).resource(&keeper.shared.node));
+            }
+            keeper.take(outcome);
+        }
+        Ok(keeper)
+    }
+
+    /// Keeps the registration until the node's runtime ends. An orderly end deregisters.
+    ///
+    /// # Errors
+    /// As the store answers the deregistration.
+    pub(crate) async fn keep(mut self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let (turn, news) = self.registrar.next(shared.clock.now());
+            self.announce(news);
+            match turn {
+                RegistrarTurn::WaitUntil(until) => tokio::select! {
+                    biased;
+                    () = shared.stop.cancelled() => break,
+                    () = shared.sleep_until(until) => {}
+                },
+                RegistrarTurn::Do(step) => {
+                    let outcome = tokio::select! {
+                        biased;
+                        () = shared.stop.cancelled() => break,
+                        outcome = self.perform(step) => outcome,
+                        // The deadline holds also while a call hangs.
+                        () = self.until_deadline() => Ok(Told::Nothing),
+                    };
+                    match outcome {
+                        Ok(outcome) => self.take(outcome),
+                        Err(error) => {
+                            tracing::debug!(node = %shared.node, %error, "a heartbeat failed");
+                            self.take(Told::Nothing);
+                        }
+                    }
+                }
+            }
+        }
+        self.end().await
+    }
+
+    async fn end(self) -> Result<()> {
+        if self.shared.ending() == Ending::Abandoned {
+            return Ok(());
+        }
+        // The leader is a live node: it gives up its lease before its registration.
+        self.shared.led.cancelled().await;
+        let Some(registration) = self.registrar.registration() else { return Ok(()) };
+        let held = registration.clone();
+        self.shared.call("deregister", self.shared.discovery.deregister(&held)).await
+    }
+
+    async fn until_deadline(&self) {
+        match self.registrar.deadline() {
+            Some(deadline) => self.shared.sleep_until(deadline).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn perform(&self, step: RegistrarStep) -> Result<Told> {
+        let shared = &self.shared;
+        let began = shared.clock.now();
+        match step {
+            RegistrarStep::Register(info, replace) => {
+                let call = shared.discovery.register(&info, self.ttl, replace);
+                Ok(match shared.call("register", call).await? {
+                    Register::Registered(held) => Told::Held(held),
+                    Register::Duplicate(other) => Told::Duplicate(format!(
+                        "another process is registered under this id address={}; choose another \
+                         id, or ask to replace it",
+                        other.info.address
+                    )),
+                    _ => Told::Nothing,
+                })
+            }
+            RegistrarStep::Heartbeat(held, info) => {
+                let call = shared.discovery.heartbeat(&held, &info);
+                let answer = shared.call("heartbeat", call).await?;
+                telemetry::heartbeat(shared.clock.now().since(began));
+                Ok(match answer {
+                    Heartbeat::Renewed(held) => Told::Held(held),
+                    Heartbeat::Gone => Told::Gone,
+                    Heartbeat::Superseded(_) => Told::Superseded,
+                    _ => Told::Nothing,
+                })
+            }
+        }
+    }
+
+    fn take(&mut self, told: Told) {
+        let outcome = match told {
+            Told::Held(held) => RegistrarOutcome::Held(held),
+            Told::Duplicate(_) => RegistrarOutcome::Duplicate,
+            Told::Gone => RegistrarOutcome::Gone,
+            Told::Superseded => RegistrarOutcome::Superseded,
+            Told::Nothing => RegistrarOutcome::Failed,
+        };
+        let jitter = self.jitter.random_range(0.9..=1.1);
+        let news = self.registrar.on_outcome(outcome, jitter, self.shared.clock.now());
+        self.announce(news);
+    }
+
+    fn announce(&self, news: Option<Registered>) {
+        match news {
+            Some(Registered::As(incarnation)) => {
+                self.shared.observe(|observer| observer.on_registered(incarnation));
+                self.shared.registered.send_replace(Some(incarnation));
+            }
+            Some(Registered::Lost(incarnation, why)) => {
+                self.shared.registered.send_replace(None);
+                self.shared.observe(|observer| observer.on_registration_lost(incarnation, why));
+            }
+            None => {}
+        }
+    }
+}
+
+/// What the store said of the registration.
+enum Told {
+    Held(coord_core::Registration),
+    Duplicate(String),
+    Gone,
+    Superseded,
+    Nothing,
+}
+
+/// Keeps the view of all registrations, until the node's runtime ends.
+pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
+    let mut watcher = Watcher::<NodeEvent>::nodes(Arc::clone(&shared.discovery));
+    let mut view = View::default();
+    let tick = (shared.settings.node_ttl / 10).min(STALL_TICK_MAX);
+    loop {
+        let began = shared.clock.now();
+        let changed = tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return,
+            () = tokio::time::sleep(tick) => {
+                let late = shared.clock.now().since(began).saturating_sub(tick);
+                // Below a tick it is the usual jitter of a busy machine.
+                if late > tick {
+                    view.on_stall(late);
+                }
+                late > tick
+            }
+            watched = watcher.next() => take_watched(&shared, &mut view, watched),
+        };
+        if changed {
+            shared.view.send_replace(Arc::new(view.clone()));
+        }
+    }
+}
+
+fn take_watched(shared: &Shared, view: &mut View, watched: Watched<NodeEvent>) -> bool {
+    let now = shared.clock.now();
+    match watched {
+        Watched::Event(event) => {
+            shared.store_answered();
+            view.on_event(event, shared.judging, now)
+        }
+        Watched::Away(error) => {
+            tracing::debug!(node = %shared.node, %error, "the nodes can't be watched");
+            view.on_away(now);
+            false
+        }
+        Watched::Back => {
+            shared.store_answered();
+            view.on_back(now);
+            false
+        }
+        _ => false,
+    }
+}

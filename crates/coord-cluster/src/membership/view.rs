@@ -1,0 +1,288 @@
+//! What a candidate knows of all registrations. Pure: `now` is an argument.
+//!
+//! Silence is not absence. While the store is away nothing here changes, and what is missing when it is
+//! back counts as absent only after one more TTL.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use coord_core::{
+    Consistency, ExpiryClock, ExpiryJudge, Guarantees, Incarnation, Moment, NodeEvent, NodeId,
+    NodeRecord,
+};
+
+/// How long an absent node is remembered after it is of no more use.
+const FORGET_AFTER: Duration = Duration::from_secs(3600);
+/// The most absent nodes that are remembered.
+const ABSENT_MAX: usize = 65_536;
+
+/// How a node came to be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// It deregistered, or was evicted.
+    Left,
+    /// Its registration ran out, or went missing unseen.
+    Expired,
+}
+
+/// What is known of one node.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Presence {
+    /// It is registered.
+    Present(NodeRecord),
+    /// It was, and is not any more.
+    Absent {
+        /// What it said last.
+        record: NodeRecord,
+        /// How it went.
+        how: Absence,
+        /// When that counts: later than it was seen, where grace or the store's clock asks for it.
+        counts_from: Moment,
+    },
+}
+
+/// What has to be added to the store's own judgement before an expiry counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Judging {
+    /// The record's TTL has to pass here as well, since the store's clock may jump or its failover lose
+    /// a heartbeat.
+    pub(crate) wait_ttl: bool,
+    /// The registration has to be evicted first, since it is still there.
+    pub(crate) evict: bool,
+}
+
+impl Judging {
+    pub(crate) fn of(guarantees: &Guarantees) -> Self {
+        Self {
+            wait_ttl: guarantees.consistency == Consistency::BestEffort
+                || guarantees.expiry_clock == ExpiryClock::ServerWall,
+            evict: guarantees.expiry_judge == ExpiryJudge::Observers,
+        }
+    }
+}
+
+/// All registrations, as a candidate has seen them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    nodes: BTreeMap<NodeId, Presence>,
+    /// When the first snapshot came.
+    began: Option<Moment>,
+    /// Since when the watch has been silent.
+    away_since: Option<Moment>,
+    /// Until when nodes that have not been heard since an outage are left alone.
+    grace: BTreeMap<NodeId, Moment>,
+}
+
+impl View {
+    /// True once a first snapshot came.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.began.is_some()
+    }
+
+    /// What is known of a node.
+    pub(crate) fn presence(&self, node: &NodeId) -> Option<&Presence> {
+        self.nodes.get(node)
+    }
+
+    /// All registrations that are there.
+    pub(crate) fn present(&self) -> impl Iterator<Item = &NodeRecord> {
+        self.nodes.values().filter_map(|presence| match presence {
+            Presence::Present(record) => Some(record),
+            Presence::Absent { .. } => None,
+        })
+    }
+
+    /// From when on a node counts as absent that this view has never seen, although the cluster knows
+    /// it: one TTL after the first look, for it may be on its way back.
+    pub(crate) fn unseen_counts_from(&self, node_ttl: Duration) -> Option<Moment> {
+        Some(self.began?.plus(node_ttl))
+    }
+
+    /// The watch fell silent.
+    pub(crate) fn on_away(&mut self, now: Moment) {
+        self.away_since.get_or_insert(now);
+    }
+
+    /// The watch is back. After an outage of a third of a node's TTL or more, the node gets a full TTL
+    /// of grace.
+    pub(crate) fn on_back(&mut self, now: Moment) {
+        let Some(since) = self.away_since.take() else { return };
+        for (id, presence) in &self.nodes {
+            if let Presence::Present(record) = presence
+                && now.since(since) >= record.ttl.get() / 3
+            {
+                self.grace.insert(id.clone(), now.plus(record.ttl.get()));
+            }
+        }
+    }
+
+    /// A runtime that was itself stalled for this long judges everybody so much later.
+    pub(crate) fn on_stall(&mut self, stalled: Duration) {
+        for presence in self.nodes.values_mut() {
+            if let Presence::Absent { counts_from, .. } = presence {
+                *counts_from = counts_from.plus(stalled);
+            }
+        }
+    }
+
+    /// Takes in an event; true if it changed anything.
+    pub(crate) fn on_event(&mut self, event: NodeEvent, judging: Judging, now: Moment) -> bool {
+        match event {
+            NodeEvent::Snapshot(records) => {
+                self.began.get_or_insert(now);
+                let mut missing: Vec<(NodeId, Incarnation)> = self
+                    .present()
+                    .map(|record| (record.info.id.clone(), record.info.incarnation))
+                    .collect();
+                missing.retain(|(id, _)| records.iter().all(|record| record.info.id != *id));
+                for record in records {
+                    self.put(record);
+                }
+                for (node, incarnation) in missing {
+                    self.remove(&node, incarnation, Absence::Expired, judging, now);
+                }
+                true
+            }
+            NodeEvent::Joined(record) | NodeEvent::Updated(record) => self.put(record),
+            NodeEvent::Left { node, incarnation } => {
+                self.remove(&node, incarnation, Absence::Left, judging, now)
+            }
+            NodeEvent::Expired { node, incarnation } => {
+                self.remove(&node, incarnation, Absence::Expired, judging, now)
+            }
+            _ => false,
+        }
+    }
+
+    fn put(&mut self, record: NodeRecord) -> bool {
+        let id = record.info.id.clone();
+        self.grace.remove(&id);
+        let presence = Presence::Present(record);
+        self.nodes.insert(id, presence.clone()).as_ref() != Some(&presence)
+    }
+
+    fn remove(
+        &mut self,
+        node: &NodeId,
+        incarnation: Incarnation,
+        how: Absence,
+        judging: Judging,
+        now: Moment,
+    ) -> bool {
+        let Some(Presence::Present(record)) = self.nodes.get(node) else { return false };
+        if record.info.incarnation != incarnation {
+            return false;
+        }
+        let record = record.clone();
+        let wait = match how {
+            Absence::Expired if judging.wait_ttl => record.ttl.get(),
+            _ => Duration::ZERO,
+        };
+        let grace = self.grace.remove(node).unwrap_or(now);
+        let counts_from = match how {
+            Absence::Left => now,
+            Absence::Expired => now.plus(wait).max(grace),
+        };
+        self.nodes.insert(node.clone(), Presence::Absent { record, how, counts_from });
+        self.forget(now);
+        true
+    }
+
+    fn forget(&mut self, now: Moment) {
+        let mut room = ABSENT_MAX;
+        self.nodes.retain(|_, presence| match presence {
+            Presence::Present(_) => true,
+            Presence::Absent { counts_from, .. } => {
+                room = room.saturating_sub(1);
+                room > 0 && now.since(*counts_from) < FORGET_AFTER
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coord_core::{Address, NodeInfo, Revision, Ttl};
+
+    use super::*;
+
+    const JUDGED: Judging = Judging { wait_ttl: false, evict: false };
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_origin(Duration::from_secs(seconds))
+    }
+
+    fn record(name: &str, incarnation: u128) -> NodeRecord {
+        let id = NodeId::new(name).expect("name");
+        let info = NodeInfo::new(id, Address::new("localhost:1").expect("address"))
+            .with_incarnation(Incarnation::from_u128(incarnation));
+        NodeRecord::new(info, Ttl::from_secs(9).expect("ttl"), Revision::from_u64(1))
+    }
+
+    fn expired(name: &str, incarnation: u128) -> NodeEvent {
+        let node = NodeId::new(name).expect("name");
+        NodeEvent::Expired { node, incarnation: Incarnation::from_u128(incarnation) }
+    }
+
+    fn counts_from(view: &View, name: &str) -> Option<Moment> {
+        match view.presence(&NodeId::new(name).expect("name"))? {
+            Presence::Present(_) => None,
+            Presence::Absent { counts_from, .. } => Some(*counts_from),
+        }
+    }
+
+    #[test]
+    fn an_expiry_counts_at_once_and_an_older_runs_does_not() {
+        let mut view = View::default();
+        assert!(!view.is_ready());
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1), record("b", 1)]), JUDGED, at(0));
+        view.on_event(NodeEvent::Joined(record("b", 2)), JUDGED, at(1));
+        assert!(view.on_event(expired("a", 1), JUDGED, at(2)));
+        assert!(!view.on_event(expired("b", 1), JUDGED, at(2)));
+        assert_eq!(counts_from(&view, "a"), Some(at(2)));
+        assert_eq!(view.present().count(), 1);
+    }
+
+    #[test]
+    fn after_an_outage_everybody_has_one_ttl_of_grace_until_it_is_heard() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1), record("b", 1)]), JUDGED, at(0));
+        view.on_away(at(10));
+        view.on_back(at(40));
+        view.on_event(expired("a", 1), JUDGED, at(40));
+        assert_eq!(counts_from(&view, "a"), Some(at(49)));
+        view.on_event(NodeEvent::Joined(record("b", 2)), JUDGED, at(41));
+        view.on_event(expired("b", 2), JUDGED, at(42));
+        assert_eq!(counts_from(&view, "b"), Some(at(42)));
+    }
+
+    #[test]
+    fn a_short_gap_gives_no_grace() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
+        view.on_away(at(10));
+        view.on_back(at(12));
+        view.on_event(expired("a", 1), JUDGED, at(12));
+        assert_eq!(counts_from(&view, "a"), Some(at(12)));
+    }
+
+    #[test]
+    fn where_the_stores_clock_may_jump_the_ttl_passes_here_too() {
+        let judging = Judging { wait_ttl: true, evict: false };
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), judging, at(0));
+        view.on_event(expired("a", 1), judging, at(5));
+        assert_eq!(counts_from(&view, "a"), Some(at(14)));
+        view.on_stall(Duration::from_secs(3));
+        assert_eq!(counts_from(&view, "a"), Some(at(17)));
+    }
+
+    #[test]
+    fn what_a_later_snapshot_lacks_has_expired() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1), record("b", 1)]), JUDGED, at(0));
+        view.on_event(NodeEvent::Snapshot(vec![record("b", 1)]), JUDGED, at(3));
+        assert_eq!(counts_from(&view, "a"), Some(at(3)));
+        assert_eq!(view.unseen_counts_from(Duration::from_secs(9)), Some(at(9)));
+    }
+}

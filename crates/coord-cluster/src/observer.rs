@@ -1,0 +1,389 @@
+//! What one node knows of the cluster, and the events that follow from each change. Pure.
+//!
+//! Every node derives its events from the same watches, the leader too: the leader's lease, the reserved
+//! table `_cluster` and the tables. A node that was away gets the difference.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use coord_core::{
+    Holder, Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, Slot, TableName, Term,
+    Version,
+};
+
+use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
+use crate::record::{ClusterRecord, TableNote};
+use crate::status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};
+
+/// What one node knows of the cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Observer {
+    leader: Option<Leader>,
+    role: Role,
+    registered: Option<Incarnation>,
+    cluster: Option<Arc<ShardMap>>,
+    record: ClusterRecord,
+    /// The tables that this node was started with; none until its map is seen.
+    tables: BTreeMap<TableName, Option<Arc<ShardMap>>>,
+    state: ClusterState,
+    /// Whether there ever was an active node.
+    had_nodes: bool,
+    store_away: bool,
+}
+
+impl Observer {
+    pub(crate) fn new(tables: impl IntoIterator<Item = TableName>) -> Self {
+        Self {
+            leader: None,
+            role: Role::Follower,
+            registered: None,
+            cluster: None,
+            record: ClusterRecord::default(),
+            tables: tables.into_iter().map(|name| (name, None)).collect(),
+            state: ClusterState::Initializing,
+            had_nodes: false,
+            store_away: false,
+        }
+    }
+
+    /// What `_cluster` says should not be forgotten.
+    pub(crate) fn record(&self) -> &ClusterRecord {
+        &self.record
+    }
+
+    pub(crate) fn on_role(&mut self, role: Role) {
+        self.role = role;
+    }
+
+    /// The leader's lease is held so, or by nobody.
+    pub(crate) fn on_leader(&mut self, holder: Option<(&Holder, Term)>) -> Vec<Event> {
+        let now = holder.map(|(holder, term)| Leader {
+            node: holder.node.clone(),
+            incarnation: holder.incarnation,
+            term,
+        });
+        // A watch that lags may show an older term after a newer one.
+        let older = |new: &Leader| self.leader.as_ref().is_some_and(|old| old.term >= new.term);
+        if now == self.leader || now.as_ref().is_some_and(older) {
+            return Vec::new();
+        }
+        let mut events = Vec::new();
+        if let Some(old) = self.leader.take() {
+            let why = match &now {
+                Some(new) => format!("term {} of {} began", new.term, new.node),
+                None => "the lease was released or ran out".to_owned(),
+            };
+            let Leader { node, term, .. } = old;
+            events
+                .push(Event::new(Cause::Term(term), EventKind::LeadershipLost { node, term, why }));
+        }
+        if let Some(Leader { node, term, .. }) = now.clone() {
+            events.push(Event::new(Cause::Term(term), EventKind::LeaderElected { node, term }));
+        }
+        self.leader = now;
+        events
+    }
+
+    pub(crate) fn on_registered(&mut self, incarnation: Incarnation) -> Vec<Event> {
+        self.registered = Some(incarnation);
+        vec![Event::new(Cause::Local, EventKind::Registered { incarnation })]
+    }
+
+    pub(crate) fn on_registration_lost(
+        &mut self,
+        incarnation: Incarnation,
+        why: impl Into<String>,
+    ) -> Vec<Event> {
+        self.registered = None;
+        let why = why.into();
+        vec![Event::new(Cause::Local, EventKind::RegistrationLost { incarnation, why })]
+    }
+
+    pub(crate) fn on_store(&mut self, away: bool) -> Vec<Event> {
+        if self.store_away == away {
+            return Vec::new();
+        }
+        self.store_away = away;
+        let kind = if away { EventKind::StoreAway } else { EventKind::StoreBack };
+        vec![Event::new(Cause::Local, kind)]
+    }
+
+    /// A version of `_cluster`, with what its annex says.
+    pub(crate) fn on_cluster(
+        &mut self,
+        map: Option<Arc<ShardMap>>,
+        record: ClusterRecord,
+    ) -> Vec<Event> {
+        let cause = cause(&TableName::cluster(), map.as_deref());
+        let mut kinds = Vec::new();
+        members_diff(self.cluster.as_deref(), map.as_deref(), &record, &mut kinds);
+        record_diff(&self.record, &record, &mut kinds);
+        self.cluster = map;
+        self.record = record;
+        let mut events: Vec<_> =
+            kinds.into_iter().map(|kind| Event::new(cause.clone(), kind)).collect();
+        events.extend(self.refresh(&cause));
+        events
+    }
+
+    /// A version of a table.
+    pub(crate) fn on_table(&mut self, name: &TableName, map: Option<Arc<ShardMap>>) -> Vec<Event> {
+        let Some(known) = self.tables.get_mut(name) else { return Vec::new() };
+        let old = std::mem::replace(known, map.clone());
+        let Some(map) = map else { return Vec::new() };
+        let cause = cause(name, Some(&map));
+        let old = old.filter(|old| old.uid() == map.uid());
+        let mut events: Vec<_> = table_diff(name, old.as_deref(), &map)
+            .into_iter()
+            .map(|kind| Event::new(cause.clone(), kind))
+            .collect();
+        events.extend(self.refresh(&cause));
+        events
+    }
+
+    /// Finds the state of the cluster as a whole anew.
+    fn refresh(&mut self, cause: &Cause) -> Vec<Event> {
+        let active = self.members().filter(|node| node.status == NodeStatus::Active).count();
+        let state = match active {
+            0 if self.had_nodes || self.members().next().is_some() => ClusterState::NoNodes,
+            0 => ClusterState::Initializing,
+            1 => ClusterState::SingleNode,
+            _ => ClusterState::MultiNode(self.balance()),
+        };
+        self.had_nodes |= active > 0;
+        let from = std::mem::replace(&mut self.state, state);
+        let mut events = Vec::new();
+        if from != state {
+            let kind = EventKind::ClusterStateChanged { from, to: state };
+            events.push(Event::new(cause.clone(), kind));
+            if state == ClusterState::NoNodes {
+                events.push(Event::new(cause.clone(), EventKind::NoActiveNodes));
+            }
+        }
+        events
+    }
+
+    fn members(&self) -> impl Iterator<Item = &NodeEntry> {
+        self.cluster.iter().flat_map(|map| map.nodes().iter().flatten())
+    }
+
+    fn balance(&self) -> Balance {
+        if !self.record.failures.is_empty() {
+            return Balance::Degraded;
+        }
+        let pending = self.tables.values().any(|map| match map {
+            Some(map) => self.is_pending(map),
+            None => true,
+        });
+        if pending { Balance::Rebalancing } else { Balance::Stable }
+    }
+
+    /// Whether a table has still to follow the members.
+    fn is_pending(&self, map: &ShardMap) -> bool {
+        let Some(cluster) = &self.cluster else { return true };
+        if map.orphans() > 0 || !map.motions().is_empty() {
+            return true;
+        }
+        let named = |wanted: &NodeEntry| {
+            map.nodes()
+                .iter()
+                .flatten()
+                .any(|node| node.id == wanted.id && node.incarnation == wanted.incarnation)
+        };
+        let left_out = self.members().any(|node| node.status == NodeStatus::Active && !named(node));
+        let members: BTreeMap<&NodeId, &NodeEntry> =
+            cluster.nodes().iter().flatten().map(|node| (&node.id, node)).collect();
+        let misplaced = map.counts().into_iter().zip(map.nodes()).any(|(count, node)| {
+            let Some(node) = node else { return false };
+            let fits = members.get(&node.id).is_some_and(|member| {
+                member.incarnation == node.incarnation && member.status == NodeStatus::Active
+            });
+            count > 0 && !fits
+        });
+        left_out || misplaced
+    }
+
+    /// Whether a run of a node owns a shard in any table that this node knows.
+    pub(crate) fn owns_any(&self, node: &NodeId) -> bool {
+        self.tables.values().flatten().any(|map| {
+            let slot = map.slot_of(node).map(Slot::get);
+            slot.is_some_and(|slot| map.raw_owners().contains(&slot))
+        })
+    }
+
+    /// How things stand.
+    pub(crate) fn status(&self) -> Status {
+        let mut counts: BTreeMap<&NodeId, u32> = BTreeMap::new();
+        for map in self.tables.values().flatten() {
+            for (count, node) in map.counts().into_iter().zip(map.nodes()) {
+                if let Some(node) = node {
+                    *counts.entry(&node.id).or_default() += count;
+                }
+            }
+        }
+        let mut members: Vec<_> = self
+            .members()
+            .map(|node| Member {
+                id: node.id.clone(),
+                incarnation: node.incarnation,
+                address: node.address.clone(),
+                status: node.status,
+                zone: node.zone.clone(),
+                shards: counts.get(&node.id).copied().unwrap_or_default(),
+            })
+            .collect();
+        members.sort_by(|a, b| a.id.cmp(&b.id));
+        let tables = self.tables.iter().filter_map(|(name, map)| {
+            let map = map.clone()?;
+            Some(TableStatus {
+                name: name.clone(),
+                version: map.version(),
+                shards: map.header().shards.get(),
+                orphans: count(map.orphans()),
+                moving: count(map.motions().len()),
+                map,
+            })
+        });
+        Status {
+            state: self.state,
+            leader: self.leader.clone(),
+            role: self.role,
+            registered: self.registered,
+            members,
+            tables: tables.collect(),
+            paused: self.record.paused,
+            store_away: self.store_away,
+        }
+    }
+}
+
+/// A number of shards, which never exceeds 2^24.
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn cause(table: &TableName, map: Option<&ShardMap>) -> Cause {
+    let version = map.map_or(Version::ZERO, ShardMap::version);
+    Cause::Version { table: table.clone(), version }
+}
+
+fn by_id(map: Option<&ShardMap>) -> BTreeMap<&NodeId, &NodeEntry> {
+    map.iter().flat_map(|map| map.nodes().iter().flatten()).map(|node| (&node.id, node)).collect()
+}
+
+fn members_diff(
+    old: Option<&ShardMap>,
+    new: Option<&ShardMap>,
+    record: &ClusterRecord,
+    out: &mut Vec<EventKind>,
+) {
+    let (old, new) = (by_id(old), by_id(new));
+    for (id, node) in &new {
+        member_diff(old.get(id).copied(), node, record, out);
+    }
+    for (id, node) in old {
+        if !new.contains_key(id) && node.status != NodeStatus::Discovered {
+            let (node, incarnation) = (id.clone(), node.incarnation);
+            out.push(EventKind::NodeLeft { node, incarnation });
+        }
+    }
+}
+
+fn member_diff(
+    old: Option<&NodeEntry>,
+    new: &NodeEntry,
+    record: &ClusterRecord,
+    out: &mut Vec<EventKind>,
+) {
+    let (node, incarnation) = (new.id.clone(), new.incarnation);
+    let before = old.map(|old| old.status);
+    let hosted = before.is_some_and(NodeStatus::may_host);
+    match new.status {
+        NodeStatus::Failed if hosted => {
+            let failure = record.nodes.get(&node).and_then(|note| note.failed.as_ref());
+            let why = failure.map_or_else(String::new, |failure| failure.why.clone());
+            out.push(EventKind::NodeFailed { node, incarnation, why });
+        }
+        status if status.may_host() => {
+            if !hosted {
+                out.push(EventKind::NodeJoined { node: node.clone(), incarnation });
+            } else if old.is_some_and(|old| old.incarnation != incarnation) {
+                out.push(EventKind::NodeReplaced { node: node.clone(), incarnation });
+            }
+            match (before, status) {
+                (Some(NodeStatus::Draining), NodeStatus::Active) => {
+                    out.push(EventKind::NodeActive { node });
+                }
+                (before, NodeStatus::Draining) if before != Some(NodeStatus::Draining) => {
+                    out.push(EventKind::NodeDraining { node });
+                }
+                _ => {}
+            }
+        }
+        _ => {}
+    }
+}
+
+fn record_diff(old: &ClusterRecord, new: &ClusterRecord, out: &mut Vec<EventKind>) {
+    if old.paused != new.paused {
+        let paused = EventKind::RebalancingPaused;
+        out.push(if new.paused { paused } else { EventKind::RebalancingResumed });
+    }
+    for (table, why) in &new.failures {
+        if old.failures.get(table) != Some(why) {
+            let (table, why) = (table.clone(), why.clone());
+            out.push(EventKind::RebalancingFailed { table, why });
+        }
+    }
+    let tables: BTreeSet<&TableName> = old.pins.keys().chain(new.pins.keys()).collect();
+    let none = BTreeMap::new();
+    for table in tables {
+        let before = old.pins.get(table).unwrap_or(&none);
+        let after = new.pins.get(table).unwrap_or(&none);
+        for (&shard, node) in after.iter().filter(|(shard, node)| before.get(shard) != Some(node)) {
+            let (table, node) = (table.clone(), node.clone());
+            out.push(EventKind::ShardPinned { table, shard, node });
+        }
+        for &shard in before.keys().filter(|shard| !after.contains_key(shard)) {
+            out.push(EventKind::ShardUnpinned { table: table.clone(), shard });
+        }
+    }
+}
+
+/// What one version of a table changed: which primaries, and why.
+fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<EventKind> {
+    let (mut assigned, mut migrated, mut orphaned) = (Vec::new(), Vec::new(), Vec::new());
+    for shard in new.header().shards.shards() {
+        let before = old.and_then(|map| map.owner(shard)).map(|node| &node.id);
+        let after = new.owner(shard).map(|node| &node.id);
+        match (before, after) {
+            (None, Some(to)) => assigned.push(Assigned { shard, to: to.clone() }),
+            (Some(from), Some(to)) if from != to => {
+                migrated.push(Migrated { shard, from: from.clone(), to: to.clone() });
+            }
+            (Some(_), None) => orphaned.push(shard),
+            _ => {}
+        }
+    }
+    let moved = count(migrated.len());
+    let table = || name.clone();
+    let rebalance = TableNote::read(new.annex()).rebalance;
+    let mut kinds = Vec::new();
+    if let Some(reason) = rebalance.clone() {
+        kinds.push(EventKind::RebalancingTriggered { table: table(), reason });
+    }
+    if !assigned.is_empty() {
+        kinds.push(EventKind::ShardsAssigned { table: table(), shards: assigned.into() });
+    }
+    if !migrated.is_empty() {
+        kinds.push(EventKind::ShardsMigrated { table: table(), shards: migrated.into() });
+    }
+    if !orphaned.is_empty() {
+        let shards: Arc<[ShardId]> = orphaned.into();
+        kinds.push(EventKind::ShardsOrphaned { table: table(), shards });
+    }
+    if rebalance.is_some() {
+        kinds.push(EventKind::RebalancingCompleted { table: table(), moved });
+    }
+    kinds
+}

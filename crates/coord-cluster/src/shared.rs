@@ -1,0 +1,198 @@
+//! What the tasks of one node share.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coord_core::session::Tenure;
+use coord_core::{
+    Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Result, TableName,
+};
+use tokio::sync::{broadcast, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::coordinator::Spec;
+use crate::events::{Cause, Event};
+use crate::membership::{Judging, View};
+use crate::observer::Observer;
+use crate::settings::Settings;
+use crate::status::Status;
+use crate::telemetry;
+
+/// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
+/// suspended, and the clock does not.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// How a node's runtime ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Leadership is released and the node deregistered.
+    Orderly,
+    /// Nothing is released, as if the process had crashed.
+    Abandoned,
+}
+
+/// What the tasks of one node share.
+pub(crate) struct Shared {
+    pub(crate) node: NodeId,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) lease: Arc<dyn Lease>,
+    pub(crate) discovery: Arc<dyn Discovery>,
+    pub(crate) placement: Arc<dyn Placement>,
+    pub(crate) judging: Judging,
+    pub(crate) specs: BTreeMap<TableName, Spec>,
+    /// This node's run, while it is registered.
+    pub(crate) registered: watch::Sender<Option<Incarnation>>,
+    /// What is seen of all registrations.
+    pub(crate) view: watch::Sender<Arc<View>>,
+    /// This node's term, while it leads.
+    pub(crate) tenure: watch::Sender<Option<Tenure>>,
+    pub(crate) status: watch::Sender<Arc<Status>>,
+    events: broadcast::Sender<Arc<Event>>,
+    observer: Mutex<Observer>,
+    store: Mutex<StoreHealth>,
+    /// Cancelled when the node's runtime ends.
+    pub(crate) stop: CancellationToken,
+    ending: Mutex<Ending>,
+    /// Cancelled when this node can't lead any more.
+    pub(crate) led: CancellationToken,
+}
+
+/// When the store last answered this process.
+#[derive(Debug)]
+struct StoreHealth {
+    answered: Moment,
+}
+
+/// What a node is started with.
+pub(crate) struct Parts {
+    pub(crate) node: NodeId,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) lease: Arc<dyn Lease>,
+    pub(crate) discovery: Arc<dyn Discovery>,
+    pub(crate) placement: Arc<dyn Placement>,
+    pub(crate) judging: Judging,
+    pub(crate) specs: BTreeMap<TableName, Spec>,
+}
+
+impl Shared {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts { node, settings, clock, lease, discovery, placement, judging, specs } = parts;
+        let observer = Observer::new(specs.keys().cloned());
+        let (events, _) = broadcast::channel(settings.event_buffer);
+        Self {
+            registered: watch::Sender::new(None),
+            view: watch::Sender::default(),
+            tenure: watch::Sender::new(None),
+            status: watch::Sender::new(Arc::new(observer.status())),
+            events,
+            observer: Mutex::new(observer),
+            store: Mutex::new(StoreHealth { answered: clock.now() }),
+            stop: CancellationToken::new(),
+            ending: Mutex::new(Ending::Orderly),
+            led: CancellationToken::new(),
+            node,
+            settings,
+            clock,
+            lease,
+            discovery,
+            placement,
+            judging,
+            specs,
+        }
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.events.subscribe()
+    }
+
+    /// Takes something in, and tells what follows from it. Never waits.
+    pub(crate) fn observe(&self, take: impl FnOnce(&mut Observer) -> Vec<Event>) {
+        let mut observer = lock(&self.observer);
+        let events = take(&mut observer);
+        let status = observer.status();
+        telemetry::status(&self.node, &status);
+        let leads = self.tenure.borrow().is_some();
+        // Sent under the lock, so that everybody hears of things in the order in which they happened.
+        self.status.send_replace(Arc::new(status));
+        for event in events {
+            telemetry::event(&event.kind);
+            // Of what all nodes see, the leader's log is enough.
+            if leads || event.cause == Cause::Local {
+                tracing::info!(node = %self.node, cause = ?event.cause, "{}", event.kind);
+            }
+            // Nobody may be listening.
+            let _ = self.events.send(Arc::new(event));
+        }
+    }
+
+    /// Looks at what this node knows.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Observer) -> T) -> T {
+        look(&lock(&self.observer))
+    }
+
+    /// The store answered.
+    pub(crate) fn store_answered(&self) {
+        lock(&self.store).answered = self.clock.now();
+        if self.status.borrow().store_away {
+            self.observe(|observer| observer.on_store(false));
+        }
+    }
+
+    /// The store did not answer. It is away once no call has succeeded for a third of the node TTL.
+    pub(crate) fn store_failed(&self) {
+        let silent = self.clock.now().since(lock(&self.store).answered);
+        if silent >= self.settings.node_ttl / 3 && !self.status.borrow().store_away {
+            self.observe(|observer| observer.on_store(true));
+        }
+    }
+
+    /// Makes a call, bounded in time, and notes whether the store answered.
+    pub(crate) async fn call<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let limit = self.settings.request_timeout;
+        let result = tokio::time::timeout(limit, call).await.unwrap_or_else(|_elapsed| {
+            let why = format!("the store did not answer limit={limit:?}");
+            Err(Error::unavailable(operation, why))
+        });
+        match &result {
+            Err(error) if error.is_retryable() => self.store_failed(),
+            _ => self.store_answered(),
+        }
+        result
+    }
+
+    /// Sleeps until the clock shows `until`.
+    pub(crate) async fn sleep_until(&self, until: Moment) {
+        loop {
+            let left = until.since(self.clock.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(SLEEP_MAX)).await;
+        }
+    }
+
+    /// Ends the node's runtime; the first to say how is right.
+    pub(crate) fn end(&self, ending: Ending) {
+        let mut said = lock(&self.ending);
+        if !self.stop.is_cancelled() {
+            *said = ending;
+            self.stop.cancel();
+        }
+    }
+
+    pub(crate) fn ending(&self) -> Ending {
+        *lock(&self.ending)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

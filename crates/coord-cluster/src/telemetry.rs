@@ -1,0 +1,68 @@
+//! The names of all metrics, in one place.
+
+use coord_core::{NodeId, NodeStatus, Term};
+use metrics::{counter, gauge, histogram};
+
+use crate::events::EventKind;
+use crate::status::{ClusterState, Role, Status};
+
+/// Sets the gauges to what this node sees.
+pub(crate) fn status(me: &NodeId, status: &Status) {
+    for kind in [NodeStatus::Active, NodeStatus::Draining, NodeStatus::Failed] {
+        gauge!("cluster_nodes_count", "status" => kind.as_str()).set(float(status.count(kind)));
+    }
+    let mine = status.member(me).map_or(0, |member| member.shards);
+    let orphans: u32 = status.tables.iter().map(|table| table.orphans).sum();
+    gauge!("cluster_shards_assigned").set(f64::from(mine));
+    gauge!("cluster_shards_orphaned").set(f64::from(orphans));
+    let leads = status.role == Role::Leader;
+    gauge!("cluster_leader_is_leader").set(if leads { 1.0 } else { 0.0 });
+    let term = status.leader.as_ref().map_or(0, |leader| leader.term.get());
+    gauge!("cluster_leader_term").set(wide(term));
+    let rebalancing = ClusterState::MultiNode(crate::status::Balance::Rebalancing);
+    gauge!("cluster_rebalancing_active").set(if status.state == rebalancing { 1.0 } else { 0.0 });
+}
+
+/// Counts what an event tells.
+pub(crate) fn event(kind: &EventKind) {
+    match kind {
+        EventKind::RebalancingTriggered { .. } => {
+            counter!("cluster_rebalancing_triggered").increment(1);
+        }
+        EventKind::RebalancingCompleted { moved, .. } => {
+            counter!("cluster_rebalancing_completed").increment(1);
+            counter!("cluster_rebalancing_shards_moved").increment(u64::from(*moved));
+        }
+        EventKind::NodeFailed { .. } => counter!("cluster_node_failures").increment(1),
+        _ => {}
+    }
+}
+
+/// A rebalance failed on the leader, at this stage.
+pub(crate) fn rebalancing_failed(reason: &'static str) {
+    counter!("cluster_rebalancing_failed", "reason" => reason).increment(1);
+}
+
+/// A term began although the store still holds an older one for us: somebody restored it.
+pub(crate) fn term_regression(term: Term) {
+    tracing::error!(
+        %term,
+        "a write was refused although the lease is held: the store went back; raise the era"
+    );
+    counter!("cluster_leader_term_regressions").increment(1);
+}
+
+/// How long a heartbeat took.
+pub(crate) fn heartbeat(took: std::time::Duration) {
+    histogram!("cluster_node_heartbeat_latency_ms").record(took.as_secs_f64() * 1_000.0);
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
+fn float(number: usize) -> f64 {
+    number as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]
+fn wide(number: u64) -> f64 {
+    number as f64
+}

@@ -1,0 +1,175 @@
+//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own,
+//! else a container.
+//!
+//! | backend | URL | program |
+//! | --- | --- | --- |
+//! | nats | `COORD_TEST_NATS_URL` | `COORD_TEST_NATS_SERVER`, `nats-server` on the PATH |
+//! | etcd | `COORD_TEST_ETCD_URL` | `COORD_TEST_ETCD`, `etcd` on the PATH |
+//!
+//! then the newest in the folder `COORD_SERVERS_DIR` (by default `target/servers`, which `.ci/servers`
+//! fills), where each program's name ends with its version: `nats-server-2.11.7`. That folder is also the
+//! [matrix](versions) of versions.
+//!
+//! A [`Server`] stops when the last clone of it goes, also in a panic; a guardian process stops it if the
+//! test process is killed or leaves by `exit`. Its log is printed if it goes in a panic.
+
+mod etcd;
+mod find;
+mod http;
+mod nats;
+mod node;
+mod process;
+mod start;
+#[cfg(feature = "tls")]
+mod tls;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use crate::Missing;
+
+pub use etcd::Etcd;
+pub(crate) use find::folder;
+pub use find::{version, versions};
+pub use nats::Nats;
+pub use node::Node;
+pub use process::Process;
+
+/// Where a server came from.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It runs already; its URL was given.
+    Url,
+    /// This program was started.
+    Program(PathBuf),
+}
+
+/// A server that runs, or several that form one cluster. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Server(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    backend: &'static str,
+    login: Option<Login>,
+    addresses: Vec<String>,
+    origin: Origin,
+    authority: Option<PathBuf>,
+    // In this order: first the processes end, then their folder goes.
+    nodes: Vec<Node>,
+    _folder: Option<TempDir>,
+}
+
+/// A user and a password.
+#[derive(Clone, Debug)]
+struct Login {
+    user: String,
+    password: String,
+}
+
+impl Server {
+    /// `nats`, `etcd`.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.0.backend
+    }
+
+    /// Where it came from.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.0.origin
+    }
+
+    /// What to hand to `coord::connect`, with user and password: `nats://u:p@127.0.0.1:20123`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_at(&self.0.addresses)
+    }
+
+    /// The same with other addresses, those of proxies, say, in place of the servers'.
+    #[must_use]
+    pub fn url_via(&self, addresses: &[SocketAddr]) -> String {
+        self.url_at(&addresses.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    fn url_at(&self, addresses: &[String]) -> String {
+        let login = self.0.login.as_ref();
+        let login = login.map(|login| format!("{}:{}@", login.user, login.password));
+        let login = login.unwrap_or_default();
+        format!("{}://{login}{}", self.0.backend, addresses.join(","))
+    }
+
+    /// `host:port` of each server for clients.
+    #[must_use]
+    pub fn addresses(&self) -> &[String] {
+        &self.0.addresses
+    }
+
+    /// The PEM file of the authority that signed the servers' certificates, if they speak TLS.
+    #[must_use]
+    pub fn authority(&self) -> Option<&Path> {
+        self.0.authority.as_deref()
+    }
+
+    /// The processes, to pause, kill and restart. Empty if the server was not started here.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.0.nodes
+    }
+
+    /// The last lines of each process's log.
+    #[must_use]
+    pub fn log_tail(&self) -> String {
+        self.0.nodes.iter().map(Node::log_tail).collect()
+    }
+}
+
+impl Drop for Inner {
+    #[expect(clippy::print_stderr, reason = "a test that fails shows what its server said")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in &self.nodes {
+                eprintln!("{}", node.log_tail());
+            }
+        }
+    }
+}
+
+fn url_variable(backend: &str) -> String {
+    format!("COORD_TEST_{}_URL", backend.to_uppercase())
+}
+
+/// The server whose URL was given.
+fn given(backend: &'static str, url: &str) -> Result<Server, Missing> {
+    let variable = url_variable(backend);
+    let prefix = format!("{backend}://");
+    let Some(rest) = url.strip_prefix(&prefix) else {
+        return Err(Missing::broken(backend, format!("{variable} has to begin with {prefix}")));
+    };
+    let (login, hosts) = match rest.rsplit_once('@') {
+        None => (None, rest),
+        Some((login, hosts)) => {
+            let (user, password) = login.split_once(':').unwrap_or((login, ""));
+            (Some(Login { user: user.to_owned(), password: password.to_owned() }), hosts)
+        }
+    };
+    let addresses: Vec<String> =
+        hosts.trim_end_matches('/').split(',').map(str::to_owned).collect();
+    if !addresses.iter().any(|address| std::net::TcpStream::connect(address).is_ok()) {
+        let reason = format!("nothing listens at {}, from {variable}", addresses.join(", "));
+        return Err(Missing::broken(backend, reason));
+    }
+    Ok(Server(Arc::new(Inner {
+        backend,
+        login,
+        addresses,
+        origin: Origin::Url,
+        authority: None,
+        nodes: Vec::new(),
+        _folder: None,
+    })))
+}

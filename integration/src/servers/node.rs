@@ -1,0 +1,188 @@
+//! One server process that can be broken and started again on the same data.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::process::{Process, tail};
+
+/// How long a server may take until it serves.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// One process of a [`Server`](super::Server). Its methods block the thread, for a moment (`pause`,
+/// `resume`, `kill`) or until the server serves again (`start`): call `start` through `spawn_blocking`
+/// where something else runs on the same thread.
+#[derive(Debug)]
+pub struct Node {
+    program: Program,
+    process: Mutex<Option<Process>>,
+}
+
+/// How a server is started, and how it is seen to serve.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+    pub(super) arguments: Vec<OsString>,
+    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) log: PathBuf,
+    pub(super) folder: PathBuf,
+    /// Where clients connect.
+    pub(super) port: u16,
+    /// Where the harness itself connects without TLS.
+    pub(super) plain_port: u16,
+    pub(super) ready: Ready,
+}
+
+/// When a server serves: what it answers under a path of its plain HTTP port.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) port: u16,
+    pub(super) path: &'static str,
+    pub(super) answer: &'static str,
+}
+
+impl Node {
+    pub(super) fn new(program: Program) -> Self {
+        Self { program, process: Mutex::new(None) }
+    }
+
+    /// The name that the server goes by in its cluster.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.program.name
+    }
+
+    /// The port for clients on 127.0.0.1; a restart keeps it.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.program.port
+    }
+
+    /// The port that takes etcd's JSON without TLS; for NATS the same as [`port`](Self::port).
+    #[must_use]
+    pub fn plain_port(&self) -> u16 {
+        self.program.plain_port
+    }
+
+    /// The port that answers plain HTTP without a login: NATS's monitoring, etcd's metrics.
+    #[must_use]
+    pub fn http_port(&self) -> u16 {
+        self.program.ready.port
+    }
+
+    /// The process's id while it lives.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        self.with(|process| Ok(process.id())).ok()
+    }
+
+    /// Stops the process where it is (SIGSTOP), until [`resume`](Self::resume).
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn pause(&self) -> io::Result<()> {
+        self.with(Process::pause)
+    }
+
+    /// Lets it go on (SIGCONT).
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn resume(&self) -> io::Result<()> {
+        self.with(Process::resume)
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone. Its data stay.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn kill(&self) -> io::Result<()> {
+        match self.process.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(mut process) => process.kill(),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts it on the data and the ports that it had, and waits until it serves.
+    ///
+    /// # Errors
+    /// It runs already, or does not come to serve: with the end of its log.
+    pub fn start(&self) -> io::Result<()> {
+        self.spawn()?;
+        self.serve()
+    }
+
+    /// Kills it, if it runs, and starts it on the same data.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill()?;
+        self.start()
+    }
+
+    /// The last lines of its log, under its name.
+    #[must_use]
+    pub fn log_tail(&self) -> String {
+        format!("--- {}\n{}\n", self.program.name, tail(&self.program.log))
+    }
+
+    pub(super) fn spawn(&self) -> io::Result<()> {
+        let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(process) = slot.as_mut()
+            && process.ended()?.is_none()
+        {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it runs already"));
+        }
+        let Program { path, arguments, environment, log, folder, .. } = &self.program;
+        let mut command = Command::new(path);
+        command.args(arguments).envs(environment.iter().cloned()).current_dir(folder);
+        *slot = Some(Process::spawn_in(command, log, Some(folder))?);
+        Ok(())
+    }
+
+    /// Waits until it serves. What answers on the port has to be this process.
+    pub(super) fn serve(&self) -> io::Result<()> {
+        let Ready { port, path, answer } = self.program.ready;
+        let mut last = String::from("it does not listen");
+        let served = crate::until(READY_LIMIT, || {
+            match self
+                .with(|process| Ok(process.listens_on(self.port()) && process.listens_on(port)))
+            {
+                Err(error) => return Some(Err(error)),
+                Ok(false) => return None,
+                Ok(true) => {}
+            }
+            match super::http::get(port, path) {
+                Ok((200, body)) if body.contains(answer) => return Some(Ok(())),
+                Ok((status, body)) => last = format!("{path}: {status} {body}"),
+                Err(error) => last = format!("{path}: {error}"),
+            }
+            None
+        });
+        let failed = match served {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error.to_string(),
+            None => last,
+        };
+        Err(io::Error::other(format!(
+            "{} does not serve: {failed}\n{}",
+            self.name(),
+            self.log_tail()
+        )))
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Process) -> io::Result<T>) -> io::Result<T> {
+        let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(process) = slot.as_mut()
+            && process.ended()?.is_none()
+        {
+            return act(process);
+        }
+        Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"))
+    }
+}
