@@ -1,1 +1,2 @@
-//! Examples of coord, each runnable with no server.
+//! Examples of coord: see `examples/examples/`. Each runs with no server, and takes the URL of a store as
+//! its argument: `cargo run -p coord-examples --example leader -- memory://orders`.

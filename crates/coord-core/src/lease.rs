@@ -33,7 +33,6 @@ pub enum Renew {
 /// What came of a release.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
 pub enum Release {
     /// The grant was ended.
     Released,

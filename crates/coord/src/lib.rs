@@ -1,1 +1,63 @@
-//! Who is alive, who leads, who owns which shard: coordination over the store you already run
+//! Who is alive, who leads, who owns which shard: coordination for the processes of a distributed
+//! service, over the store it already runs.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # async fn example() -> coord::Result<()> {
+//! let coord = coord::connect("memory://orders").await?;
+//!
+//! // Wait for the lease, work while it is held, stop when it is lost.
+//! let guard = coord.lease("scheduler")?.ttl(Duration::from_secs(15)).acquire().await?;
+//! let outcome = guard
+//!     .run(|fence| async move {
+//!         // Show the fence to whatever you write to: it refuses a stale one.
+//!         println!("working in term {}", fence.term);
+//!     })
+//!     .await;
+//! # assert!(matches!(outcome, coord::session::Ran::Finished(())));
+//! # Ok(())
+//! # }
+//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+//! # runtime.block_on(example()).unwrap();
+//! ```
+//!
+//! # Picture
+//!
+//! ```text
+//! connect("scheme://hosts/cluster")
+//!    │
+//!  Coord ── lease("name")      one holder at a time, with a fence          (coord_core::session)
+//!    ├───── cluster(node)      members, a leader, shard maps that it keeps  (coord_cluster)
+//!    ├───── backend()          the three traits themselves                  (coord_core)
+//!    └───── check()            what is wrong with the store, in words
+//! ```
+//!
+//! Reading order: [`connect`], [`Coord`], [`session`], [`cluster`], [`placement`], and [`types`] for the words.
+//!
+//! # Features
+//!
+//! | feature | scheme | store |
+//! | --- | --- | --- |
+//! | always there | `memory://cluster` | none: inside this process, for tests, demos and single processes |
+//!
+//! `nats`, `etcd`, `kube` and `redis` are known schemes whose backends are not in this version.
+
+#[doc(inline)]
+pub use coord_core::*;
+
+/// The cluster runtime: membership, election, coordinator.
+pub mod cluster {
+    #[doc(inline)]
+    pub use coord_cluster::*;
+}
+
+/// Placement strategies: pure functions from one shard map to the next.
+pub mod placement {
+    #[doc(inline)]
+    pub use coord_placement::*;
+}
+
+mod connect;
+
+pub use connect::{Coord, connect, registry};

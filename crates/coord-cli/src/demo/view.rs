@@ -66,7 +66,9 @@ impl Frame {
             paint(clip(&self.node_line(node, width), width), tint)
         }));
         lines.push(String::new());
-        lines.extend(self.log.iter().map(|(at, line)| clip(&format!("{}  {line}", stamp(*at)), width)));
+        lines.extend(
+            self.log.iter().map(|(at, line)| clip(&format!("{}  {line}", stamp(*at)), width)),
+        );
         lines
     }
 
@@ -81,7 +83,10 @@ impl Frame {
     fn assignment(&self) -> String {
         match self.orphans {
             0 => format!("map version {}, all {} shards assigned", self.version, self.shards),
-            orphans => format!("map version {}, {orphans} of {} shards orphaned", self.version, self.shards),
+            orphans => format!(
+                "map version {}, {orphans} of {} shards orphaned",
+                self.version, self.shards
+            ),
         }
     }
 

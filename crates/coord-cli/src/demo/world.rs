@@ -1,0 +1,120 @@
+//! The nodes of the demo: each opens the store by itself, as a process of its own would.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use coord::cluster::{Cluster, Events, Settings, Status};
+use coord::{
+    Address, BackendUrl, Fence, Label, NodeId, NodeInfo, NodeStatus, Result, ShardCount, ShardMap,
+    TableHeader, TableName,
+};
+
+use super::view::NodeLine;
+use crate::args::DemoArgs;
+
+/// The nodes that run, and those that were killed.
+#[derive(Debug)]
+pub(crate) struct World {
+    url: String,
+    settings: Settings,
+    pub(crate) table: TableName,
+    header: TableHeader,
+    pub(crate) running: BTreeMap<NodeId, Cluster>,
+}
+
+impl World {
+    pub(crate) fn new(url: &str, args: &DemoArgs) -> Result<Self> {
+        let settings = if args.fast { Settings::demo() } else { Settings::fast() };
+        Ok(Self {
+            url: url.to_owned(),
+            settings,
+            table: TableName::new("orders")?,
+            header: TableHeader::new(ShardCount::new(args.shards)?),
+            running: BTreeMap::new(),
+        })
+    }
+
+    /// The store without secrets.
+    pub(crate) fn target(&self) -> String {
+        self.url.parse::<BackendUrl>().map(|url| url.to_string()).unwrap_or_default()
+    }
+
+    /// Starts a node and listens to it.
+    pub(crate) async fn start(&mut self, number: u16) -> Result<(NodeId, Events)> {
+        let id = NodeId::new(format!("n{number}"))?;
+        let address = Address::new(format!("127.0.0.1:{}", 7000 + number))?;
+        let node = NodeInfo::new(id.clone(), address).with_version(Label::new("demo")?);
+        let coord = coord::connect(&self.url).await?;
+        let cluster = coord
+            .cluster(node)
+            .settings(self.settings.clone())
+            .table(self.table.clone(), self.header.clone())
+            .start()
+            .await?;
+        let events = cluster.events();
+        self.running.insert(id.clone(), cluster);
+        Ok((id, events))
+    }
+
+    /// Ends a node as a crash would: it sends nothing any more, and what it holds stays until its TTL.
+    pub(crate) fn kill(&mut self, id: &NodeId) {
+        if let Some(cluster) = self.running.remove(id) {
+            cluster.abandon();
+        }
+    }
+
+    /// Stops all nodes in good order.
+    pub(crate) async fn shut_down(self) -> Result<()> {
+        for cluster in self.running.into_values() {
+            cluster.shutdown().await?;
+        }
+        Ok(())
+    }
+
+    /// Who leads by its own clock at this moment, with the fence.
+    pub(crate) fn leaders(&self) -> Vec<(NodeId, Fence)> {
+        let fence = |(id, cluster): (&NodeId, &Cluster)| Some((id.clone(), cluster.fence()?));
+        self.running.iter().filter_map(fence).collect()
+    }
+
+    /// The table's map as each node sees it.
+    pub(crate) fn maps(&self) -> impl Iterator<Item = (&NodeId, Arc<ShardMap>)> {
+        self.running.iter().filter_map(|(id, cluster)| Some((id, cluster.map(&self.table)?)))
+    }
+
+    /// The newest map that any node sees.
+    pub(crate) fn map(&self) -> Option<Arc<ShardMap>> {
+        self.maps().map(|(_, map)| map).max_by_key(|map| map.version())
+    }
+
+    /// How the node that leads sees the cluster; any other's view while nobody leads.
+    pub(crate) fn status(&self) -> Option<Arc<Status>> {
+        let leader = self.running.values().find(|cluster| cluster.is_leader());
+        leader.or_else(|| self.running.values().next()).map(Cluster::status)
+    }
+
+    /// All nodes see this many active members and the same version of a settled table.
+    pub(crate) fn is_settled(&self, active: usize) -> bool {
+        let mut versions = self.maps().map(|(_, map)| map.version());
+        let first = versions.next();
+        first.is_some()
+            && versions.all(|version| Some(version) == first)
+            && self.running.values().all(|cluster| {
+                let status = cluster.status();
+                status.is_settled() && status.count(NodeStatus::Active) == active
+            })
+    }
+
+    /// The nodes as the view shows them.
+    pub(crate) fn lines(&self) -> Vec<NodeLine> {
+        let Some(status) = self.status() else { return Vec::new() };
+        let leaders = self.leaders();
+        let line = |member: &coord::cluster::Member| NodeLine {
+            node: member.id.to_string(),
+            status: member.status.to_string(),
+            leader: leaders.iter().any(|(leader, _)| *leader == member.id),
+            shards: member.shards,
+        };
+        status.members.iter().map(line).collect()
+    }
+}

@@ -1,0 +1,182 @@
+//! The command as its users meet it: output, exit codes, and what a mistake is answered with.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn coord(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_coord"))
+        .args(args)
+        .env_remove("COORD_BACKEND")
+        .output()
+        .expect("the command starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("text")
+}
+
+/// A mistake is answered in one line that names it, without a panic or a backtrace.
+fn is_refused(args: &[&str], code: i32, names: &[&str]) {
+    let output = coord(args);
+    let line = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {line}");
+    for name in names {
+        assert!(line.contains(name), "{args:?} does not name {name}: {line}");
+    }
+    assert!(!line.contains("panicked"), "{line}");
+}
+
+#[test]
+fn the_demo_loses_its_leader_and_goes_on() {
+    let output = coord(&["demo", "--fast", "--output", "json"]);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("one value a line")).collect();
+    let summary = lines.last().expect("a summary");
+    assert_eq!(summary["type"], "summary");
+    assert_eq!(summary["held"], true);
+    assert_eq!(summary["moved"], serde_json::json!([0, 256, 256]));
+    let terms: Vec<u64> =
+        summary["terms"].as_array().expect("terms").iter().filter_map(Value::as_u64).collect();
+    assert!(terms.len() == 2 && terms[0] < terms[1], "{terms:?}");
+    let shares = |step: usize| {
+        let done = lines.iter().filter(|line| line["type"] == "done").nth(step).expect("a step");
+        let nodes = done["nodes"].as_array().expect("nodes").iter();
+        let mut shares: Vec<u64> = nodes.filter_map(|node| node["shards"].as_u64()).collect();
+        shares.sort_unstable();
+        shares
+    };
+    assert_eq!(shares(0), [256; 4]);
+    assert_eq!(shares(1), [0, 341, 341, 342]);
+    assert_eq!(shares(2), [256; 4]);
+}
+
+#[test]
+fn the_demo_without_a_terminal_is_plain_lines() {
+    let output = coord(&["demo", "--fast", "--nodes", "3", "--shards", "10"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(!text.contains('\u{1b}'), "escape codes in plain output: {text:?}");
+    let last = text.lines().last().expect("a line");
+    assert!(last.starts_with("every step came about and every invariant held"), "{text}");
+}
+
+#[test]
+fn a_plan_says_what_moves_and_why() {
+    let args = ["plan", "--nodes", "a,b,c,d", "--join", "e"];
+    let output = coord(&args);
+    let expected = "\
+node    before     after    gained      lost
+a          256       205         0        51
+b          256       205         0        51
+c          256       205         0        51
+d          256       205         0        51
+e            0       204       204         0
+
+204 moves (204 balance)
+proved: no plan with these shares moves fewer
+";
+    assert_eq!(stdout(&output), expected);
+    let json = coord(&[&args[..], &["--output", "json"]].concat());
+    let json: Value = serde_json::from_str(&stdout(&json)).expect("one value");
+    assert_eq!((json["moves"].as_u64(), json["optimal"].as_bool()), (Some(204), Some(true)));
+}
+
+#[test]
+fn a_plan_that_satisfies_not_everything_says_so() {
+    let output = coord(&["plan", "--nodes", "a,b", "--replicas", "3"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stdout(&output).contains("not satisfied: "), "{}", stdout(&output));
+}
+
+#[test]
+fn mistakes_are_named_in_one_line() {
+    is_refused(&["plan", "--nodes", "a,b", "--fail", "x"], 2, &["\"x\"", "a, b"]);
+    is_refused(&["plan", "--nodes", "a=NaN"], 2, &["NaN", "above 0"]);
+    is_refused(&["plan", "--nodes", "a,b", "--pin", "17"], 2, &["\"17\"", "SHARD=NAME"]);
+    is_refused(&["plan", "--nodes", "A"], 2, &["\"A\""]);
+    is_refused(&["check", "--backend", "zookeeper://h/orders"], 2, &["zookeeper", "memory"]);
+    is_refused(&["check", "--backend", "memory://orders?colour=red"], 2, &["colour", "era"]);
+    is_refused(&["check", "--backend", "memory://Orders"], 2, &["\"Orders\""]);
+    is_refused(&["check", "--backend", "orders"], 2, &["://"]);
+    is_refused(&["lease", "get", "Bad Name"], 2, &["Bad Name"]);
+    is_refused(&["lease", "run", "x", "--ttl", "1ms", "--", "true"], 2, &["1 s to 24 h"]);
+    is_refused(&["demo", "--nodes", "1"], 2, &["2..=64"]);
+}
+
+#[test]
+fn no_password_is_shown() {
+    let output = coord(&["check", "--backend", "zookeeper://root:hunter2@h/orders"]);
+    assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
+}
+
+#[test]
+fn help_tells_commands_and_exit_codes() {
+    let output = coord(&["--help"]);
+    let text = stdout(&output);
+    assert!(output.status.success());
+    for word in ["demo", "plan", "lease", "check", "Exit codes", "COORD_BACKEND"] {
+        assert!(text.contains(word), "{word} is missing: {text}");
+    }
+}
+
+#[test]
+fn check_and_the_lease_commands_work() {
+    let output = coord(&["check", "--output", "json"]);
+    let json: Value = serde_json::from_str(&stdout(&output)).expect("one value");
+    assert_eq!(json["status"], "good");
+    assert!(coord(&["lease", "list"]).status.success());
+    assert_eq!(coord(&["lease", "get", "nightly"]).status.code(), Some(1));
+    assert_eq!(coord(&["lease", "release", "nightly", "--yes"]).status.code(), Some(1));
+}
+
+#[cfg(unix)]
+#[test]
+fn lease_run_hands_on_exit_code_and_fence() {
+    let run = |args: &[&str]| coord(&[&["lease", "run", "nightly", "--"], args].concat());
+    let output = run(&["sh", "-c", "echo $COORD_LEASE $COORD_TERM; exit 7"]);
+    assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
+    let text = stdout(&output);
+    let (lease, term) = text.trim().split_once(' ').expect("two words");
+    assert_eq!(lease, "nightly");
+    assert!(term.parse::<u64>().expect("a number") > 0);
+    assert_eq!(run(&["no-such-program-here"]).status.code(), Some(127));
+    assert_eq!(run(&["/"]).status.code(), Some(126));
+}
+
+#[cfg(unix)]
+#[test]
+fn lease_run_stops_its_command_when_it_is_told_to_stop() {
+    use std::io::Read as _;
+    use std::process::Stdio;
+
+    // The command says when it is there, and outlives its own shell unless the group is stopped.
+    let mut running = Command::new(env!("CARGO_BIN_EXE_coord"))
+        .args([
+            "lease",
+            "run",
+            "nightly",
+            "--",
+            "sh",
+            "-c",
+            "trap 'echo stopped; exit 3' TERM; echo up; while :; do sleep 0.05; done",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let mut out = running.stdout.take().expect("piped");
+    let mut up = [0; 3];
+    out.read_exact(&mut up).expect("it says that it is up");
+    let told = Command::new("kill").arg(running.id().to_string()).status().expect("kill runs");
+    assert!(told.success());
+    let status = running.wait().expect("it ends");
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).expect("text");
+    assert_eq!((status.code(), rest.trim()), (Some(3), "stopped"));
+}
