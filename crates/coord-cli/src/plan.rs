@@ -5,7 +5,8 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use coord::placement::{
-    Accepts, Assignment, Balanced, Candidate, PlacementStrategy, Plan, PlanSettings, Reason,
+    Accepts, Assignment, Balanced, Candidate, ConsistentHash, PlacementStrategy, Plan,
+    PlanSettings, Reason, Rendezvous,
 };
 use coord::{Capacity, Label, NodeId, ReplicationFactor, ShardCount, ShardId, Version};
 use serde::Serialize;
@@ -18,7 +19,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
     let scene = Scene::read(args)?;
     let strategy: Box<dyn PlacementStrategy> = match args.strategy {
         Strategy::Balanced => Box::new(Balanced::new()),
-        _ => Box::new(Balanced::new()),
+        Strategy::ConsistentHash => Box::new(ConsistentHash::new()),
+        Strategy::Rendezvous => Box::new(Rendezvous::new()),
     };
     let empty = Assignment::empty(scene.shards, scene.replicas);
     let before = strategy
@@ -39,7 +41,8 @@ pub(crate) fn run(args: &PlanArgs, output: Output) -> Result<ExitCode, Failure> 
     match output {
         Output::Text => summary.print()?,
         Output::Json => {
-            writeln!(io::stdout(), "{}", serde_json::to_string(&summary).unwrap_or_default())?
+            let json = serde_json::to_string(&summary).map_err(io::Error::from)?;
+            writeln!(io::stdout(), "{json}")?;
         }
     }
     let satisfied = plan.unsatisfied().is_empty();

@@ -73,7 +73,6 @@ impl Coord {
     }
 
     /// Begins to take part in the cluster as this node: settings and tables, then `start`.
-    #[must_use]
     pub fn cluster(&self, node: NodeInfo) -> ClusterBuilder {
         Cluster::builder(Arc::clone(&self.backend), node)
     }
