@@ -1,6 +1,8 @@
 //! How long placement takes, beside a copy of the map in the same run, and how many moves it makes beside
 //! the fewest possible. Prints a table; the minimum over repetitions.
 
+#![expect(clippy::print_stdout, reason = "a benchmark prints its table")]
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
