@@ -2,6 +2,8 @@
 //!
 //! `cargo run -p coord-examples --example discovery [URL]`
 
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::time::Duration;
 
 use coord::{Address, NodeEvent, NodeId, NodeInfo, Register, Replace, Ttl};

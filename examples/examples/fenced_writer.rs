@@ -5,6 +5,8 @@
 //!
 //! `cargo run -p coord-examples --example fenced_writer [URL]`
 
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::time::Duration;
 
 use coord::{Fence, NodeId};

@@ -2,6 +2,8 @@
 //!
 //! `cargo run -p coord-examples --example leader [URL]`
 
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::time::Duration;
 
 use coord::NodeId;

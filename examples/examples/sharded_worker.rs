@@ -2,6 +2,8 @@
 //!
 //! `cargo run -p coord-examples --example sharded_worker [URL]`
 
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

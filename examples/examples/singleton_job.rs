@@ -2,6 +2,8 @@
 //!
 //! `cargo run -p coord-examples --example singleton_job [URL]`
 
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
