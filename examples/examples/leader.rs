@@ -12,16 +12,13 @@ use coord::NodeId;
 async fn main() -> anyhow::Result<()> {
     let url = std::env::args().nth(1).unwrap_or("memory://leader-example".into());
 
-    // In a real service each candidate is a process of its own; here they are three tasks.
-    let candidates = ["a", "b", "c"].map(|name| tokio::spawn(candidate(url.clone(), name)));
-    for candidate in candidates {
-        candidate.await??;
-    }
+    // In a real service each candidate is a process of its own; here all three share one.
+    futures::future::try_join_all(["a", "b", "c"].map(|name| candidate(&url, name))).await?;
     Ok(())
 }
 
-async fn candidate(url: String, name: &'static str) -> anyhow::Result<()> {
-    let coord = coord::connect(&url).await?.with_node(NodeId::new(name)?);
+async fn candidate(url: &str, name: &'static str) -> anyhow::Result<()> {
+    let coord = coord::connect(url).await?.with_node(NodeId::new(name)?);
 
     // Waits its turn: woken by a watch when the lease becomes free, not by polling.
     let guard = coord.lease("leader")?.ttl(Duration::from_secs(10)).acquire().await?;

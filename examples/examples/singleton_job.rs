@@ -4,7 +4,6 @@
 
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -14,16 +13,13 @@ use coord::session::Ran;
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let url = std::env::args().nth(1).unwrap_or("memory://singleton-example".into());
-    let at_work = Arc::new(AtomicU32::new(0));
-    let workers = ["w1", "w2"].map(|name| tokio::spawn(worker(url.clone(), name, at_work.clone())));
-    for worker in workers {
-        worker.await??;
-    }
+    let at_work = AtomicU32::new(0);
+    futures::future::try_join_all(["w1", "w2"].map(|name| worker(&url, name, &at_work))).await?;
     Ok(())
 }
 
-async fn worker(url: String, name: &'static str, at_work: Arc<AtomicU32>) -> anyhow::Result<()> {
-    let coord = coord::connect(&url).await?.with_node(NodeId::new(name)?);
+async fn worker(url: &str, name: &str, at_work: &AtomicU32) -> anyhow::Result<()> {
+    let coord = coord::connect(url).await?.with_node(NodeId::new(name)?);
     let guard = coord.lease("nightly-report")?.ttl(Duration::from_secs(5)).acquire().await?;
 
     // `run` keeps the lease while the job runs, drops the job at the deadline if the lease can't be
