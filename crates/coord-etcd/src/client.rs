@@ -413,7 +413,9 @@ fn connect_options(op: Op<'_>, config: &Config) -> Result<ConnectOptions> {
     if let Some(tls) = &config.tls {
         options = options.with_tls(tls_options(op, tls)?);
     }
-    let _ = op;
+    // Without the feature there is none: the URL was refused.
+    #[cfg(not(feature = "tls"))]
+    let _ = (op, &config.tls);
     Ok(options)
 }
 

@@ -26,7 +26,6 @@ pub(crate) struct Config {
     pub(crate) target: String,
     pub(crate) endpoints: Vec<String>,
     pub(crate) user: Option<(Secret, Secret)>,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read where the feature is on"))]
     pub(crate) tls: Option<Tls>,
     pub(crate) era: Era,
     pub(crate) request_timeout: Duration,

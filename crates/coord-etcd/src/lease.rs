@@ -63,20 +63,19 @@ impl Lease for Handle {
     async fn release(&self, grant: &Grant) -> Result<Release> {
         let op = Op::new("release", grant.lease.as_str());
         let key = self.keys.lease(&grant.lease);
-        let Some(mut mark) = Mark::of(&grant.revision) else { return Ok(Release::NotHeld) };
         for _ in 0..ROUNDS {
-            let when = [Condition::At(key.clone(), mark.modified)];
-            let (delete, get) = ([Step::Delete(key.clone())], [Step::Get(key.clone())]);
-            let mut outcome = self.client.transact(op, &when, &delete, &get).await?;
-            if outcome.succeeded {
-                self.client.discard(mark.lease);
-                return Ok(Release::Released);
-            }
-            let Some(entry) = outcome.take(0) else { return Ok(Release::NotHeld) };
+            let Some(entry) = self.client.get(op, key.clone()).await? else {
+                return Ok(Release::NotHeld);
+            };
             if !is_same(&self.grant_of(op, &entry)?, grant) {
                 return Ok(Release::NotHeld);
             }
-            mark = entry.mark();
+            let when = [Condition::At(key.clone(), entry.modified)];
+            let delete = [Step::Delete(key.clone())];
+            if self.client.transact(op, &when, &delete, &[]).await?.succeeded {
+                self.client.discard(entry.lease);
+                return Ok(Release::Released);
+            }
         }
         Err(op.contended())
     }

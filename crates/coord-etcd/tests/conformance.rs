@@ -52,7 +52,8 @@ impl Fixture for Etcds {
     async fn open(&self, cluster: &ClusterName) -> Result<Handle> {
         let url = format!("{}/{cluster}", self.server()?.url());
         let backend = EtcdBackend::open(&BackendUrl::parse(&url)?).await?;
-        let (faulty, control) = Faulty::new(Arc::new(backend));
+        let faulty = Faulty::new(Arc::new(backend));
+        let control = faulty.control().clone();
         let operator = Admin { client: admin(self.server()?).await?, cluster: cluster.clone() };
         let handle = Handle::new(Arc::new(faulty)).with_faults(Arc::new(control));
         Ok(handle.with_operator(Arc::new(operator)))

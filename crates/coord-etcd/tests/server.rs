@@ -1,1 +1,3 @@
+//! What only etcd has, on real servers.
+
 fn main() {}
