@@ -172,9 +172,9 @@ mod tests {
     #[cfg(feature = "tls")]
     #[test]
     fn tls_is_whole_or_refused() {
-        let config = config("etcd://a/orders?tls=on&cert=/c").expect_err("half");
-        assert!(config.to_string().contains("cert and key"));
-        let whole = super::tests::config("etcd://a/orders?tls=on&ca=/a&cert=/c&key=/k&tls_name=n");
+        let half = config("etcd://a/orders?tls=on&cert=/c").expect_err("half");
+        assert!(half.to_string().contains("cert and key"));
+        let whole = config("etcd://a/orders?tls=on&ca=/a&cert=/c&key=/k&tls_name=n");
         let tls = whole.expect("whole").tls.expect("on");
         assert_eq!(tls.identity, Some(("/c".into(), "/k".into())));
         assert_eq!(tls.name.as_deref(), Some("n"));

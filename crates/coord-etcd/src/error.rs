@@ -96,19 +96,11 @@ pub(crate) fn problem(op: Op<'_>, effect: Effect, error: etcd_client::Error) -> 
 
 /// Whether the request was certainly never sent, because there was no connection to send it on.
 pub(crate) fn is_never_sent(error: &etcd_client::Error) -> bool {
-    let Some(source) = first_source(error) else { return false };
-    std::iter::successors(Some(source), |&error| error.source()).any(|error| {
-        // The client gives its connect error no public type; its text is fixed.
-        error.to_string() == "tcp connect error"
-            || error.downcast_ref::<io::Error>().is_some_and(|error| {
-                matches!(
-                    error.kind(),
-                    io::ErrorKind::ConnectionRefused
-                        | io::ErrorKind::HostUnreachable
-                        | io::ErrorKind::NetworkUnreachable
-                        | io::ErrorKind::AddrNotAvailable
-                )
-            })
+    causes(error).any(|error| {
+        error.is::<tonic::ConnectError>()
+            || error
+                .downcast_ref::<io::Error>()
+                .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     })
 }
 
@@ -119,13 +111,15 @@ pub(crate) fn is_stale_token(error: &etcd_client::Error) -> bool {
         if status.code() == Code::Unauthenticated || status.message().ends_with("invalid auth token"))
 }
 
-fn first_source(error: &etcd_client::Error) -> Option<&(dyn StdError + 'static)> {
-    match error {
-        etcd_client::Error::GRpcStatus(status) => status.source(),
-        etcd_client::Error::TransportError(error) => error.source(),
+fn causes(error: &etcd_client::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+    // The client's own error type does not name its source.
+    let first: Option<&(dyn StdError + 'static)> = match error {
+        etcd_client::Error::GRpcStatus(status) => Some(status),
+        etcd_client::Error::TransportError(error) => Some(error),
         etcd_client::Error::IoError(error) => Some(error),
         _ => None,
-    }
+    };
+    std::iter::successors(first, |&error| error.source())
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -140,6 +134,10 @@ enum Class {
 
 fn classify(error: &etcd_client::Error) -> Class {
     use ErrorKind::{Denied, Internal, Invalid, Misconfigured, Unavailable};
+    if causes(error).any(is_about_certificates) {
+        let why = "the encrypted connection can't be set up; look at ca, cert, key and tls_name";
+        return Class::Known(Misconfigured, why);
+    }
     if is_never_sent(error) {
         return Class::Known(Unavailable, "no connection to any endpoint; is the server up there?");
     }
@@ -155,17 +153,13 @@ fn classify(error: &etcd_client::Error) -> Class {
         etcd_client::Error::EndpointError(_) | etcd_client::Error::EndpointsNotManaged => {
             Class::Known(Internal, "the client lost its endpoints")
         }
-        etcd_client::Error::TransportError(error) if is_tls(error) => {
-            Class::Known(Misconfigured, "the encrypted connection can't be set up")
-        }
         _ => Class::Unclassified("the connection broke"),
     }
 }
 
-/// Certificates and keys are read when the client is made, before anything is sent.
-fn is_tls(error: &(dyn StdError + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source())
-        .any(|error| error.to_string().to_ascii_lowercase().contains("certificate"))
+/// The TLS library's own error types are no part of the client's interface, only their texts are seen.
+fn is_about_certificates(error: &(dyn StdError + 'static)) -> bool {
+    !error.is::<Status>() && error.to_string().to_ascii_lowercase().contains("certificate")
 }
 
 /// By the parts of etcd's messages that have been the same from 3.4 to 3.7, then by the code.
