@@ -196,7 +196,12 @@ impl Handle {
         key: &str,
     ) -> Result<(Kept, Option<Entry>), Problem> {
         let kept = self.client.keep_alive(op, lease);
-        futures::future::try_join(kept, self.client.get(op, key.to_owned())).await
+        let both = futures::future::try_join(kept, self.client.get(op, key.to_owned())).await;
+        // Whichever failed, the keep-alive may have been heard.
+        both.map_err(|problem| match problem {
+            Problem::Failed(error) if error.is_retryable() => error.effect_unknown().into(),
+            problem => problem,
+        })
     }
 
     async fn check(&self, health: &mut Health) -> Result<()> {
