@@ -1,7 +1,7 @@
 //! The etcd client: all calls of the vendor's crate are made here and below.
 //!
-//! Each request is bounded in time, ends when the handle is closed, and fails with an
-//! [error of ours](crate::error). A request that found no connection was certainly not sent, and goes to
+//! Each request is bounded in time, ends when the handle is closed, and fails with an [error of
+//! ours](crate::error). A request that found no connection was certainly not sent, and goes to
 //! another endpoint; no other is repeated.
 
 mod keep_alive;
@@ -33,8 +33,8 @@ use crate::keys::{Mark, Range};
 const ANSWER_BYTES_MAX: usize = 256 << 20;
 /// How many keys one page of a listing has.
 const PAGE: i64 = 500;
-/// How often an idle connection is looked at while something is under way on it. A server takes more
-/// than one ping in 5 s for an attack.
+/// How often an idle connection is looked at while something is under way on it. A server takes
+/// more than one ping in 5 s for an attack.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long `close` waits for its tasks to end.

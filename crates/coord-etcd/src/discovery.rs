@@ -1,7 +1,8 @@
 //! Nodes: one key each, bound to an etcd lease of its own that ends the registration.
 //!
-//! A key that is deleted does not say why. Who ends a registration on purpose puts a note beside it in the
-//! same transaction; a deletion without one is an expiry. The note dies with the node's etcd lease.
+//! A key that is deleted does not say why. Who ends a registration on purpose puts a note beside it
+//! in the same transaction; a deletion without one is an expiry. The note dies with the node's etcd
+//! lease.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -128,8 +129,8 @@ impl Discovery for Handle {
 }
 
 impl Handle {
-    /// Registers under an etcd lease of its own, in the place of the record `over` if there is one. None
-    /// if somebody was faster.
+    /// Registers under an etcd lease of its own, in the place of the record `over` if there is one.
+    /// None if somebody was faster.
     async fn enrol(
         &self,
         op: Op<'_>,
@@ -167,7 +168,8 @@ impl Handle {
         }
     }
 
-    /// Writes what a node says of itself if that has changed; none if somebody else wrote meanwhile.
+    /// Writes what a node says of itself if that has changed; none if somebody else wrote
+    /// meanwhile.
     async fn rewrite(
         &self,
         op: Op<'_>,

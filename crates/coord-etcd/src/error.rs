@@ -1,7 +1,7 @@
 //! What etcd and its client report, as errors of ours: one function, table-tested.
 //!
-//! etcd's own failures come as a gRPC status whose message begins with `etcdserver: `; the codes alone
-//! don't tell them apart.
+//! etcd's own failures come as a gRPC status whose message begins with `etcdserver: `; the codes
+//! alone don't tell them apart.
 
 use std::error::Error as StdError;
 use std::io;
@@ -104,11 +104,11 @@ pub(crate) fn is_never_sent(error: &etcd_client::Error) -> bool {
     })
 }
 
-/// Whether the token has run out that a stream was opened with; the client refreshes it by itself for
-/// single requests only.
+/// Whether the token has run out that a stream was opened with; the client refreshes it by itself
+/// for single requests only.
 pub(crate) fn is_stale_token(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status)
-        if status.code() == Code::Unauthenticated || status.message().ends_with("invalid auth token"))
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    status.code() == Code::Unauthenticated || status.message().ends_with("invalid auth token")
 }
 
 fn causes(error: &etcd_client::Error) -> impl Iterator<Item = &(dyn StdError + 'static)> {
@@ -157,7 +157,8 @@ fn classify(error: &etcd_client::Error) -> Class {
     }
 }
 
-/// The TLS library's own error types are no part of the client's interface, only their texts are seen.
+/// The TLS library's own error types are no part of the client's interface, only their texts are
+/// seen.
 fn is_about_certificates(error: &(dyn StdError + 'static)) -> bool {
     !error.is::<Status>() && error.to_string().to_ascii_lowercase().contains("certificate")
 }

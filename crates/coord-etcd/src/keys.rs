@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! coord/<cluster>/identity             which store this is; made once, never deleted
-//! coord/<cluster>/lease/<lease>        a lease that is held                  JSON, dies with its etcd lease
-//! coord/<cluster>/node/<node>          a node that is registered             JSON, dies with its etcd lease
-//! coord/<cluster>/node-left/<node>     that it left on purpose, for a moment JSON, dies with its etcd lease
-//! coord/<cluster>/table/<table>        a table's head                        JSON
-//! coord/<cluster>/chunk/<table>/<key>  a part of its map                     binary, immutable
-//! coord/<cluster>/request/<id>         a request                             JSON, dies with its etcd lease
-//! coord/<cluster>/request/<id>/answer  its answer                            JSON, dies with its request
+//! coord/<cluster>/lease/<lease>        a lease that is held
+//! coord/<cluster>/node/<node>          a node that is registered
+//! coord/<cluster>/node-left/<node>     that it left on purpose; gone a moment later
+//! coord/<cluster>/table/<table>        a table's head
+//! coord/<cluster>/chunk/<table>/<key>  a part of its map, immutable
+//! coord/<cluster>/request/<id>         a request
+//! coord/<cluster>/request/<id>/answer  its answer
 //! ```
+//!
+//! Leases, nodes and requests, with what belongs to them, are bound to etcd leases and go with
+//! those. All values but chunks and the identity are JSON.
 //!
 //! Names hold none of `/` and nothing that etcd can't take, so they stand as they are.
 
@@ -119,8 +122,8 @@ impl Keys {
     }
 }
 
-/// A [`Revision`] as this backend makes it: the etcd revision of the write, and the etcd lease that the
-/// record is bound to.
+/// A [`Revision`] as this backend makes it: the etcd revision of the write, and the etcd lease that
+/// the record is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) modified: i64,

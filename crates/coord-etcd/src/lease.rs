@@ -1,8 +1,8 @@
 //! Leases: one key each, bound to an etcd lease of its own that ends it.
 //!
-//! The term is the revision of the write that acquired it: revisions of the whole store only rise. The
-//! record does not hold it, for it is not known before the write; only when the record of a live grant is
-//! written anew, for another TTL, it takes the term along.
+//! The term is the revision of the write that acquired it: revisions of the whole store only rise.
+//! The record does not hold it, for it is not known before the write; only when the record of a
+//! live grant is written anew, for another TTL, it takes the term along.
 
 use std::collections::VecDeque;
 
@@ -118,8 +118,8 @@ impl Lease for Handle {
 }
 
 impl Handle {
-    /// Takes a lease that is free, or the place of the record `over`: as a new grant, or under the term
-    /// of the one that goes on. None if somebody was faster.
+    /// Takes a lease that is free, or the place of the record `over`: as a new grant, or under the
+    /// term of the one that goes on. None if somebody was faster.
     async fn take(
         &self,
         op: Op<'_>,

@@ -6,14 +6,15 @@
 //!               ├─ placement.rs  a head for each table, its map in chunks beside it; requests
 //!               │     every change is one transaction on the revisions that were read
 //!               ├─ keys.rs       where everything stands
-//!               └─ client.rs     requests, the stream of keep-alives, watches; error.rs maps failures
+//!               └─ client.rs     requests, keep-alives, watches; error.rs maps failures
 //! ```
 //!
-//! Reading order: [`EtcdBackend`], then `keys.rs` in the source, then the three traits' files. What is
-//! promised, and what the server has to be set to, stands in docs/backends/etcd.md.
+//! Reading order: [`EtcdBackend`], then `keys.rs` in the source, then the three traits' files. What
+//! is promised, and what the server has to be set to, stands in docs/backends/etcd.md.
 //!
-//! Building this crate takes `protoc` and its include files, because the etcd client generates its code:
-//! Debian's `protobuf-compiler` and `libprotobuf-dev`, or the variables `PROTOC` and `PROTOC_INCLUDE`.
+//! Building this crate takes `protoc` and its include files, because the etcd client generates its
+//! code: Debian's `protobuf-compiler` and `libprotobuf-dev`, or the variables `PROTOC` and
+//! `PROTOC_INCLUDE`.
 
 mod client;
 mod config;
@@ -66,8 +67,9 @@ const DATABASE_BYTES_MANY: i64 = 1 << 30;
 /// | `era` | `0` | the operator's part of all terms, see [`Era`] |
 ///
 /// A TTL is granted in whole seconds and is at least the server's minimum, 2 s unless its election
-/// timeout was changed; it is asked for when the backend is opened. Terms are revisions of the store, so
-/// they rise for as long as its data survives. A clone is the same handle: closing one closes both.
+/// timeout was changed; it is asked for when the backend is opened. Terms are revisions of the
+/// store, so they rise for as long as its data survives. A clone is the same handle: closing one
+/// closes both.
 #[derive(Clone)]
 pub struct EtcdBackend {
     handle: Handle,
@@ -87,8 +89,9 @@ impl EtcdBackend {
     /// Opens the cluster that the URL names, and connects.
     ///
     /// # Errors
-    /// `Invalid` and `Unsupported` for a URL that does not fit, before any I/O; `Unavailable`, `Denied`
-    /// and `Misconfigured` for a store that can't be used; `Unsupported` for an etcd before 3.4.
+    /// `Invalid` and `Unsupported` for a URL that does not fit, before any I/O; `Unavailable`,
+    /// `Denied` and `Misconfigured` for a store that can't be used; `Unsupported` for an etcd
+    /// before 3.4.
     ///
     /// # Cancel safety
     /// The connection is closed. The store may keep the record that says which store it is.
@@ -186,8 +189,8 @@ impl Backend for EtcdBackend {
 }
 
 impl Handle {
-    /// Lets an etcd lease begin anew, and reads the key that is bound to it. Both have to be looked at:
-    /// the lease may live on after its key was deleted or bound to another, and the answer to a
+    /// Lets an etcd lease begin anew, and reads the key that is bound to it. Both have to be looked
+    /// at: the lease may live on after its key was deleted or bound to another, and the answer to a
     /// keep-alive may come from a leader that has been deposed, which a read never does.
     async fn keep(
         &self,

@@ -1,9 +1,9 @@
 //! Tables: a head for each, which one compare-and-set covers, and its map in chunks beside it; and
 //! requests to the leader.
 //!
-//! A write is conditional on the head that was read, and on the lease itself where that lives here. Chunks
-//! are written first, and read at the revision of the head that names them: what is missing there was
-//! never written.
+//! A write is conditional on the head that was read, and on the lease itself where that lives here.
+//! Chunks are written first, and read at the revision of the head that names them: what is missing
+//! there was never written.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,15 +25,16 @@ use crate::error::{Op, Problem};
 use crate::keys::Range;
 use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
 
-/// How many chunks are read or removed at once. A server takes 128 steps in a transaction by default.
+/// How many chunks are read or removed at once. A server takes 128 steps in a transaction by
+/// default.
 const CHUNKS_AT_ONCE: usize = 16;
 /// Of how many tables the newest map is kept.
 const MAPS_MAX: usize = 64;
 /// The most requests that may be within their time limit at once.
 const REQUESTS_MAX: i64 = 10_000;
 
-/// The newest maps that went through this handle, so that a change is read and written as the little that
-/// it is. It decides nothing.
+/// The newest maps that went through this handle, so that a change is read and written as the
+/// little that it is. It decides nothing.
 #[derive(Clone, Default)]
 pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Arc<ShardMap>>>>);
 
@@ -56,8 +57,8 @@ struct Seen {
     head: Option<TableHeadV1>,
     /// The revision of the head; 0 if there is none.
     modified: i64,
-    /// What must hold for the fence's lease when something is written; none if the fence's grant does not
-    /// hold it any more.
+    /// What must hold for the fence's lease when something is written; none if the fence's grant
+    /// does not hold it any more.
     lease: Option<Vec<Condition>>,
     revision: i64,
 }
@@ -374,10 +375,10 @@ impl Handle {
         Ok(())
     }
 
-    /// Removes, in the background, the chunks that neither of the two newest manifests names. Each step
-    /// is conditional on the head being the one that was just written: whoever writes chunks for a later
-    /// map under another fence has changed it before, by a claim, and a later map of this fence's own has
-    /// a higher version.
+    /// Removes, in the background, the chunks that neither of the two newest manifests names. Each
+    /// step is conditional on the head being the one that was just written: whoever writes chunks
+    /// for a later map under another fence has changed it before, by a claim, and a later map of
+    /// this fence's own has a higher version.
     fn remove_chunks(
         &self,
         table: &TableName,
@@ -423,7 +424,8 @@ impl Handle {
         Ok(Table::new(head.table, head.fence, head.binding, map))
     }
 
-    /// The map that a head names, read as the chunks stood at a revision at which the head was that one.
+    /// The map that a head names, read as the chunks stood at a revision at which the head was that
+    /// one.
     async fn map_of(
         &self,
         op: Op<'_>,

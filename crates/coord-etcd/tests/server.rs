@@ -1,5 +1,5 @@
-//! What the suite does not look at: authentication, encryption, restarts, lost replies, compaction, a
-//! leader's death, what stays behind.
+//! What the suite does not look at: authentication, encryption, restarts, lost replies, compaction,
+//! a leader's death, what stays behind.
 
 mod server {
     pub(crate) mod away;

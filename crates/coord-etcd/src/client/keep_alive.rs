@@ -1,9 +1,9 @@
 //! One stream of keep-alives for all etcd leases of a handle.
 //!
-//! Each message names the etcd lease that it is about, so one stream is enough for all. It is opened when
-//! somebody asks, and again after it broke. The server answers one message after the other, and every
-//! answer goes to the one who asked for it: an older answer would say that a lease lives longer than it
-//! does.
+//! Each message names the etcd lease that it is about, so one stream is enough for all. It is
+//! opened when somebody asks, and again after it broke. The server answers one message after the
+//! other, and every answer goes to the one who asked for it: an older answer would say that a lease
+//! lives longer than it does.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

@@ -67,7 +67,10 @@ pub(crate) async fn release(backend: &EtcdBackend, grant: &Grant) {
 }
 
 /// Asks until there is an answer.
-pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, ask: impl Fn() -> F) -> T {
+pub(crate) async fn until<T: Send, F>(what: &str, ask: impl Fn() -> F + Send + Sync) -> T
+where
+    F: Future<Output = Option<T>> + Send,
+{
     let asking = async {
         loop {
             if let Some(answer) = ask().await {

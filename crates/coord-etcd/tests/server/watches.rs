@@ -21,8 +21,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// The snapshot's reply is on its way for so long that its revision is compacted before the watch that
-/// follows from it is opened.
+/// The snapshot's reply is on its way for so long that its revision is compacted before the watch
+/// that follows from it is opened.
 async fn a_compacted_watch_begins_again(etcd: Etcd) {
     let server = etcd.start().expect("starts");
     let proxy = Proxy::to(&server).await.expect("stands");
