@@ -1,0 +1,190 @@
+//! What the URL says, checked before any I/O.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use coord_core::{BackendUrl, ClusterName, Era, Error, ErrorKind, Result, Secret, UrlOptions};
+
+use crate::SCHEME;
+
+/// The options of an etcd URL, beside the common ones.
+pub(crate) const OPTIONS: &[&str] =
+    &["ca", "cert", "connect_timeout", "key", "request_timeout", "tls", "tls_name"];
+
+const PORT: u16 = 2379;
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A URL, taken apart.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) cluster: ClusterName,
+    /// The URL without secrets.
+    pub(crate) target: String,
+    pub(crate) endpoints: Vec<String>,
+    pub(crate) user: Option<(Secret, Secret)>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) era: Era,
+    pub(crate) request_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+}
+
+/// How connections are encrypted.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read where the feature is on"))]
+pub(crate) struct Tls {
+    /// PEM files: the roots that are trusted instead of the machine's own.
+    pub(crate) ca: Option<PathBuf>,
+    /// The client's certificate and its key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+    /// The name that the server's certificate is for, where it is not the host's.
+    pub(crate) name: Option<String>,
+}
+
+impl Config {
+    pub(crate) fn from_url(url: &BackendUrl) -> Result<Self> {
+        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
+        if url.scheme() != SCHEME {
+            return invalid(format!("scheme {:?} is not {SCHEME}", url.scheme()));
+        }
+        let options = url.options(OPTIONS)?;
+        if url.hosts().is_empty() {
+            return invalid(format!("no host; write {SCHEME}://host[:{PORT}][,host…]/cluster"));
+        }
+        let user = match (url.user(), url.password()) {
+            (None, None) => None,
+            (Some(user), Some(password)) => Some((user.clone(), password.clone())),
+            _ => return invalid("a user and a password belong together: user:password@".into()),
+        };
+        let tls = Tls::from_options(url, options)?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoint = |host: &coord_core::UrlHost| {
+            format!("{scheme}://{}:{}", host.host, host.port.unwrap_or(PORT))
+        };
+        Ok(Self {
+            cluster: url.cluster().clone(),
+            target: url.to_string(),
+            endpoints: url.hosts().iter().map(endpoint).collect(),
+            user,
+            tls,
+            era: options.era()?,
+            request_timeout: timeout(options, "request_timeout", REQUEST_TIMEOUT)?,
+            connect_timeout: timeout(options, "connect_timeout", CONNECT_TIMEOUT)?,
+        })
+    }
+}
+
+impl Tls {
+    fn from_options(url: &BackendUrl, options: UrlOptions<'_>) -> Result<Option<Self>> {
+        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
+        let is_on = match options.get("tls") {
+            None | Some("off") => false,
+            Some("on") => true,
+            Some(other) => return invalid(format!("option tls is {other:?}; it is on or off")),
+        };
+        let parts = ["ca", "cert", "key", "tls_name"];
+        if !is_on {
+            return match parts.into_iter().find(|name| options.get(name).is_some()) {
+                Some(name) => invalid(format!("option {name} is given without tls=on")),
+                None => Ok(None),
+            };
+        }
+        if !cfg!(feature = "tls") {
+            let why = "tls=on needs the cargo feature \"tls\" of coord-etcd";
+            return Err(Error::new(ErrorKind::Unsupported, "connect").message(why).resource(url));
+        }
+        let path = |name| options.get(name).map(PathBuf::from);
+        let identity = match (path("cert"), path("key")) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some((cert, key)),
+            _ => return invalid("the options cert and key belong together".into()),
+        };
+        let name = options.get("tls_name").map(str::to_owned);
+        Ok(Some(Self { ca: path("ca"), identity, name }))
+    }
+}
+
+fn timeout(options: UrlOptions<'_>, name: &'static str, usual: Duration) -> Result<Duration> {
+    let wanted = "100ms to 60s, written as 500ms or 5s";
+    Ok(options.parse::<Timeout>(name, wanted)?.map_or(usual, |timeout| timeout.0))
+}
+
+struct Timeout(Duration);
+
+impl FromStr for Timeout {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(())?);
+        let number = digits.parse().map_err(drop)?;
+        let timeout = match unit {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            _ => return Err(()),
+        };
+        (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&timeout).then_some(Self(timeout)).ok_or(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str) -> Result<Config> {
+        Config::from_url(&BackendUrl::parse(url)?)
+    }
+
+    #[test]
+    fn a_url_becomes_endpoints() {
+        let config = config("etcd://root:s3cret@a,[::1]:7000/orders?era=2&request_timeout=500ms");
+        let config = config.expect("good");
+        assert_eq!(config.endpoints, ["http://a:2379", "http://[::1]:7000"]);
+        assert_eq!(config.era.get(), 2);
+        assert_eq!(config.request_timeout, Duration::from_millis(500));
+        assert_eq!(config.connect_timeout, CONNECT_TIMEOUT);
+        assert!(config.tls.is_none());
+        assert!(!format!("{config:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_named() {
+        for (url, kind, part) in [
+            ("etcd:///orders", ErrorKind::Invalid, "no host"),
+            ("nats://a/orders", ErrorKind::Invalid, "scheme \"nats\""),
+            ("etcd://root@a/orders", ErrorKind::Invalid, "belong together"),
+            ("etcd://a/orders?tls=yes", ErrorKind::Invalid, "on or off"),
+            ("etcd://a/orders?ca=/ca.pem", ErrorKind::Invalid, "without tls=on"),
+            ("etcd://a/orders?tls=off&cert=/c", ErrorKind::Invalid, "without tls=on"),
+            ("etcd://a/orders?request_timeout=5", ErrorKind::Invalid, "100ms to 60s"),
+            ("etcd://a/orders?request_timeout=99ms", ErrorKind::Invalid, "100ms to 60s"),
+            ("etcd://a/orders?connect_timeout=61s", ErrorKind::Invalid, "100ms to 60s"),
+            ("etcd://a/orders?timeout=5s", ErrorKind::Unsupported, "ca, cert, connect_timeout"),
+        ] {
+            let error = config(url).expect_err(url);
+            assert_eq!(error.kind(), kind, "{url}");
+            assert!(error.to_string().contains(part), "{url}: {error}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn tls_is_whole_or_refused() {
+        let half = config("etcd://a/orders?tls=on&cert=/c").expect_err("half");
+        assert!(half.to_string().contains("cert and key"));
+        let whole = config("etcd://a/orders?tls=on&ca=/a&cert=/c&key=/k&tls_name=n");
+        let tls = whole.expect("whole").tls.expect("on");
+        assert_eq!(tls.identity, Some(("/c".into(), "/k".into())));
+        assert_eq!(tls.name.as_deref(), Some("n"));
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_that_was_left_out_names_its_feature() {
+        let error = config("etcd://a/orders?tls=on").expect_err("left out");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("cargo feature \"tls\""), "{error}");
+    }
+}

@@ -1,0 +1,625 @@
+//! Tables: a head for each, which one compare-and-set covers, and its map in chunks beside it; and
+//! requests to the leader.
+//!
+//! A write is conditional on the head that was read, and on the lease itself where that lives here.
+//! Chunks are written first, and read at the revision of the head that names them: what is missing
+//! there was never written.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use coord_core::wire::{
+    AnswerV1, ChunkKey, EncodedMap, Manifest, Record, RequestV1, TableHeadV1, WireLimits, digest,
+    encode_map, encode_next,
+};
+use coord_core::{
+    Answer, Answered, Binding, Claim, ClaimRequest, Error, ErrorKind, Fence, Placement,
+    PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
+    Table, TableName, TableUid, Ttl, Version,
+};
+use futures::stream::BoxStream;
+
+use crate::client::{Batch, Change, Condition, Entry, Outcome, Step, Topic, subscribe};
+use crate::error::{Op, Problem};
+use crate::keys::Range;
+use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
+
+/// How many chunks are read or removed at once. A server takes 128 steps in a transaction by
+/// default.
+const CHUNKS_AT_ONCE: usize = 16;
+/// Of how many tables the newest map is kept.
+const MAPS_MAX: usize = 64;
+/// The most requests that may be within their time limit at once.
+const REQUESTS_MAX: i64 = 10_000;
+
+/// The newest maps that went through this handle, so that a change is read and written as the
+/// little that it is. It decides nothing.
+#[derive(Clone, Default)]
+pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Arc<ShardMap>>>>);
+
+impl Maps {
+    fn get(&self, table: &TableName) -> Option<Arc<ShardMap>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(table).cloned()
+    }
+
+    fn put(&self, table: &TableName, map: &Arc<ShardMap>) {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if maps.len() >= MAPS_MAX && !maps.contains_key(table) {
+            maps.clear();
+        }
+        maps.insert(table.clone(), Arc::clone(map));
+    }
+}
+
+/// A table and the lease of a fence, as they stood at one moment.
+struct Seen {
+    head: Option<TableHeadV1>,
+    /// The revision of the head; 0 if there is none.
+    modified: i64,
+    /// What must hold for the fence's lease when something is written; none if the fence's grant
+    /// does not hold it any more.
+    lease: Option<Vec<Condition>>,
+    revision: i64,
+}
+
+#[async_trait]
+impl Placement for Handle {
+    async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
+        let op = Op::new("claim", request.table.as_str());
+        for _ in 0..ROUNDS {
+            match self.try_claim(op, request).await {
+                Ok(Some(claim)) => return Ok(claim),
+                Ok(None) | Err(Problem::Compacted) => {}
+                Err(problem) => return Err(problem.into()),
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn publish(
+        &self,
+        table: &TableName,
+        fence: &Fence,
+        expected: Version,
+        map: &Arc<ShardMap>,
+    ) -> Result<Publish> {
+        let op = Op::new("publish", table.as_str());
+        check_map(op, fence, expected, map)?;
+        for _ in 0..ROUNDS {
+            if let Some(publish) = self.try_publish(op, table, fence, expected, map).await? {
+                return Ok(publish);
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+        let op = Op::new("load", table.as_str());
+        for _ in 0..ROUNDS {
+            let mut outcome = self.client.read(op, &[Step::Get(self.keys.table(table))]).await?;
+            let Some(entry) = outcome.take(0) else { return Ok(None) };
+            let head = head_of(op, table, &entry)?;
+            match self.table_of(op, head, outcome.revision).await {
+                Ok(table) => return Ok(Some(table)),
+                Err(Problem::Compacted) => {}
+                Err(problem) => return Err(problem.into()),
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        let op = Op::new("tables", self.info.cluster.as_str());
+        let range = self.keys.tables();
+        let mut outcome = self.client.read(op, &[Step::Keys(range.clone())]).await?;
+        let entries = outcome.found.pop().unwrap_or_default().entries;
+        let name = |entry: Entry| {
+            let name = entry.key.strip_prefix(&range.from).unwrap_or_default().to_owned();
+            TableName::try_from(name).map_err(|error| op.corrupt(error))
+        };
+        entries.into_iter().map(name).collect()
+    }
+
+    fn watch(&self, table: &TableName) -> BoxStream<'static, Result<PlacementEvent>> {
+        let topic = TableTopic { handle: self.clone(), table: table.clone(), shown: None };
+        subscribe(&self.client, table.as_str(), topic)
+    }
+
+    async fn request(&self, request: &Request) -> Result<RequestId> {
+        let id = request.id.to_string();
+        let op = Op::new("request", &id);
+        let key = self.keys.request(request.id);
+        let value = RequestV1::of(request).encode()?;
+        for _ in 0..ROUNDS {
+            let look = [Step::Get(key.clone()), Step::Count(self.keys.requests())];
+            let mut outcome = self.client.read(op, &look).await?;
+            if outcome.take(0).is_some() {
+                return Ok(request.id);
+            }
+            // Answers are counted too: it is a bound, not a number.
+            if outcome.found.get(1).is_some_and(|found| found.count >= REQUESTS_MAX * 2) {
+                let why = format!("{REQUESTS_MAX} requests are waiting already");
+                return Err(op.error(ErrorKind::Unavailable).message(why));
+            }
+            let limit = Ttl::new(request.time_limit.max(Ttl::MIN.get()))?;
+            let (lease, _) = self.granted(op, limit).await?;
+            let put = Step::Put { key: key.clone(), value: value.clone(), lease };
+            match self.client.transact(op, &[Condition::Absent(key.clone())], &[put], &[]).await {
+                Ok(outcome) if outcome.succeeded => return Ok(request.id),
+                Ok(_) => self.client.discard(lease),
+                Err(Problem::LeaseGone) => {}
+                Err(problem) => return Err(problem.into()),
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn answer(&self, id: &RequestId, fence: &Fence, answer: &Answer) -> Result<Answered> {
+        let text = id.to_string();
+        let op = Op::new("answer", &text);
+        let value = AnswerV1::of(*id, answer).encode()?;
+        let leader = TableName::cluster();
+        let (table, key) = (self.keys.table(&leader), self.keys.answer(*id));
+        for _ in 0..ROUNDS {
+            let gets = [table.clone(), self.keys.request(*id), key.clone()].map(Step::Get);
+            let mut outcome = self.client.read(op, &gets).await?;
+            let Some(head) = outcome.take(0) else { return Ok(Answered::Fenced(None)) };
+            let claimed = head_of(op, &leader, &head)?.fence;
+            if claimed != *fence {
+                return Ok(Answered::Fenced(Some(claimed)));
+            }
+            let Some(request) = outcome.take(1) else { return Ok(Answered::Gone) };
+            if let Some(earlier) = outcome.take(2) {
+                let earlier = answer_of(op, &earlier)?;
+                let is_same = earlier == *answer;
+                return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
+            }
+            let when = [
+                Condition::At(table.clone(), head.modified),
+                Condition::At(request.key, request.modified),
+                Condition::Absent(key.clone()),
+            ];
+            let put = Step::Put { key: key.clone(), value: value.clone(), lease: request.lease };
+            match self.client.transact(op, &when, &[put], &[]).await {
+                Ok(outcome) if outcome.succeeded => return Ok(Answered::Recorded),
+                Ok(_) | Err(Problem::LeaseGone) => {}
+                Err(problem) => return Err(problem.into()),
+            }
+        }
+        Err(op.contended())
+    }
+
+    fn watch_requests(&self) -> BoxStream<'static, Result<RequestEvent>> {
+        let topic = RequestsTopic { handle: self.clone() };
+        subscribe(&self.client, self.info.cluster.as_str(), topic)
+    }
+}
+
+/// Refuses a map that is not the version after `expected`, or that names another writer.
+fn check_map(op: Op<'_>, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
+    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
+        format!("the map is of version {}, which does not follow {expected}", map.version())
+    } else if map.writer() != Some(fence) {
+        format!("the map does not name the fence of term {} as its writer", fence.term)
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(op.name, why).resource(op.resource))
+}
+
+fn head_of(op: Op<'_>, table: &TableName, entry: &Entry) -> Result<TableHeadV1> {
+    let head = TableHeadV1::decode(&entry.value).map_err(|error| op.corrupt(error))?;
+    if head.table != *table {
+        return Err(op.misplaced(&entry.key));
+    }
+    Ok(head)
+}
+
+impl Handle {
+    async fn see(&self, op: Op<'_>, table: &TableName, fence: &Fence) -> Result<Seen, Problem> {
+        let is_ours = fence.origin == self.info.origin;
+        let mut gets = vec![Step::Get(self.keys.table(table))];
+        if is_ours {
+            gets.push(Step::Get(self.keys.lease(&fence.lease)));
+        }
+        let mut outcome = self.client.read(op, &gets).await?;
+        let lease = match outcome.take(1) {
+            // Of a lease in another store this one can't tell.
+            None => (!is_ours).then(Vec::new),
+            Some(entry) => {
+                let held = self.grant_of(op, &entry)?;
+                let is_held = held.holder.attempt == fence.attempt
+                    && held.term.store_part() == fence.term.store_part();
+                is_held.then(|| vec![Condition::At(entry.key, entry.modified)])
+            }
+        };
+        let entry = outcome.take(0);
+        let modified = entry.as_ref().map_or(0, |entry| entry.modified);
+        let head = entry.map(|entry| head_of(op, table, &entry)).transpose()?;
+        Ok(Seen { head, modified, lease, revision: outcome.revision })
+    }
+
+    /// One try to claim; none if somebody else wrote meanwhile.
+    async fn try_claim(
+        &self,
+        op: Op<'_>,
+        request: &ClaimRequest,
+    ) -> Result<Option<Claim>, Problem> {
+        let ClaimRequest { table, fence, header, .. } = request;
+        let Seen { head, modified, lease, revision } = self.see(op, table, fence).await?;
+        let Some(head) = head else {
+            let Some(lease) = lease else { return Ok(Some(Claim::Fenced(fence.clone()))) };
+            let head = TableHeadV1::created(table.clone(), header.clone(), fence.clone());
+            return self.put_claim(op, head, 0, lease).await;
+        };
+        let is_bound = head.binding.admits(fence);
+        if !is_bound && request.rebind_from.as_ref() != Some(&head.binding) {
+            return Ok(Some(Claim::OtherLease(head.binding)));
+        }
+        let Some(lease) = lease.filter(|_| !is_bound || fence.passes(&head.fence)) else {
+            return Ok(Some(Claim::Fenced(head.fence)));
+        };
+        if head.header != *header {
+            return Ok(Some(Claim::Mismatch(head.header)));
+        }
+        let claimed = head.clone().with_fence(fence.clone()).with_binding(Binding::of(fence));
+        if claimed == head {
+            // It was this fence's already, at the moment at which all of it was read.
+            return Ok(Some(Claim::Claimed(self.table_of(op, head, revision).await?)));
+        }
+        self.put_claim(op, claimed, modified, lease).await
+    }
+
+    async fn put_claim(
+        &self,
+        op: Op<'_>,
+        head: TableHeadV1,
+        modified: i64,
+        lease: Vec<Condition>,
+    ) -> Result<Option<Claim>, Problem> {
+        let outcome = self.put_head(op, &head, modified, lease, &[]).await?;
+        if !outcome.succeeded {
+            return Ok(None);
+        }
+        Ok(Some(Claim::Claimed(self.table_of(op, head, outcome.revision).await?)))
+    }
+
+    /// Writes a head in the place of the one that was read, if the lease is still held.
+    async fn put_head(
+        &self,
+        op: Op<'_>,
+        head: &TableHeadV1,
+        modified: i64,
+        lease: Vec<Condition>,
+        and: &[Step],
+    ) -> Result<Outcome, Problem> {
+        let key = self.keys.table(&head.table);
+        let mut when = lease;
+        when.push(match modified {
+            0 => Condition::Absent(key.clone()),
+            _ => Condition::At(key.clone(), modified),
+        });
+        let mut then = vec![Step::Put { key, value: head.encode()?, lease: 0 }];
+        then.extend_from_slice(and);
+        self.client.transact(op, &when, &then, &[]).await
+    }
+
+    /// One try to publish; none if somebody else wrote meanwhile.
+    async fn try_publish(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        fence: &Fence,
+        expected: Version,
+        map: &Arc<ShardMap>,
+    ) -> Result<Option<Publish>> {
+        let Seen { head, modified, lease, .. } = self.see(op, table, fence).await?;
+        let Some(head) = head else { return Ok(Some(Publish::Fenced(None))) };
+        let passes = head.binding.admits(fence) && fence.passes(&head.fence);
+        let Some(lease) = lease.filter(|_| passes) else {
+            return Ok(Some(Publish::Fenced(Some(head.fence))));
+        };
+        if is_published(&head, map) {
+            return Ok(Some(Publish::Published(map.version())));
+        }
+        let (uid, version) = (head.uid, head.version());
+        if map.uid() != uid || expected != version {
+            return Ok(Some(Publish::Conflict { uid, version }));
+        }
+        if *map.header() != head.header {
+            let why = format!("the map has header {:?}, the table another", map.header());
+            return Err(Error::invalid(op.name, why).resource(op.resource));
+        }
+        let encoded = self.encode(table, &head, map)?;
+        self.put_chunks(op, table, &encoded).await?;
+        let mut kept: HashSet<ChunkKey> = encoded.manifest.keys().collect();
+        kept.extend(head.manifest.iter().flat_map(Manifest::keys));
+        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest);
+        let list = [Step::Keys(self.keys.chunks(table))];
+        let mut outcome = self.put_head(op, &head, modified, lease, &list).await?;
+        if !outcome.succeeded {
+            return Ok(None);
+        }
+        self.maps.put(table, map);
+        let stored = outcome.found.pop().unwrap_or_default().entries;
+        self.remove_chunks(table, outcome.revision, fence, map.version(), stored, &kept);
+        Ok(Some(Publish::Published(map.version())))
+    }
+
+    /// The map as a delta on the stored one where this handle knows that, else as a base.
+    fn encode(&self, table: &TableName, head: &TableHeadV1, map: &ShardMap) -> Result<EncodedMap> {
+        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
+        let known = self.maps.get(table);
+        match (&head.manifest, known) {
+            (Some(manifest), Some(old))
+                if old.uid() == map.uid() && old.version().next() == map.version() =>
+            {
+                encode_next(manifest, &old, map, limits)
+            }
+            _ => encode_map(map, limits),
+        }
+    }
+
+    async fn put_chunks(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        encoded: &EncodedMap,
+    ) -> Result<(), Problem> {
+        for (key, value) in &encoded.chunks {
+            let key = self.keys.chunk(table, key);
+            let put = Step::Put { key: key.clone(), value: value.clone(), lease: 0 };
+            self.client.transact(op, &[Condition::Absent(key)], &[put], &[]).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes, in the background, the chunks that neither of the two newest manifests names. Each
+    /// step is conditional on the head being the one that was just written: whoever writes chunks
+    /// for a later map under another fence has changed it before, by a claim, and a later map of
+    /// this fence's own has a higher version.
+    fn remove_chunks(
+        &self,
+        table: &TableName,
+        head: i64,
+        fence: &Fence,
+        version: Version,
+        stored: Vec<Entry>,
+        kept: &HashSet<ChunkKey>,
+    ) {
+        let prefix = self.keys.chunks(table).from;
+        let is_old = |entry: &Entry| {
+            let key = entry.key.strip_prefix(&prefix).and_then(|key| key.parse::<ChunkKey>().ok());
+            key.is_some_and(|key| {
+                (key.version <= version || key.term < fence.term) && !kept.contains(&key)
+            })
+        };
+        let old: Vec<Entry> = stored.into_iter().filter(is_old).collect();
+        if old.is_empty() {
+            return;
+        }
+        let (client, table) = (self.client.clone(), table.clone());
+        let when = [Condition::At(self.keys.table(&table), head)];
+        self.client.tidy_up(async move {
+            let op = Op::new("remove chunks", table.as_str());
+            for old in old.chunks(CHUNKS_AT_ONCE) {
+                let steps: Vec<_> = old.iter().map(|old| Step::Delete(old.key.clone())).collect();
+                match client.transact(op, &when, &steps, &[]).await {
+                    Ok(outcome) if outcome.succeeded => {}
+                    // What is left is found at the next publish.
+                    _ => return,
+                }
+            }
+        });
+    }
+
+    async fn table_of(
+        &self,
+        op: Op<'_>,
+        head: TableHeadV1,
+        revision: i64,
+    ) -> Result<Table, Problem> {
+        let map = self.map_of(op, &head, revision).await?;
+        Ok(Table::new(head.table, head.fence, head.binding, map))
+    }
+
+    /// The map that a head names, read as the chunks stood at a revision at which the head was that
+    /// one.
+    async fn map_of(
+        &self,
+        op: Op<'_>,
+        head: &TableHeadV1,
+        revision: i64,
+    ) -> Result<Arc<ShardMap>, Problem> {
+        let Some(manifest) = &head.manifest else {
+            return Ok(Arc::new(ShardMap::empty(head.header.clone(), head.uid)));
+        };
+        let known = self.maps.get(&head.table).filter(|map| map.uid() == head.uid);
+        if let Some(known) = &known
+            && known.version() == manifest.version()
+            && digest(known) == manifest.digest()
+        {
+            return Ok(Arc::clone(known));
+        }
+        let needed = manifest.needed(known.as_deref());
+        let mut chunks = HashMap::with_capacity(needed.len());
+        for keys in needed.chunks(CHUNKS_AT_ONCE) {
+            let get = |key| Step::GetAt(self.keys.chunk(&head.table, key), revision);
+            let gets: Vec<_> = keys.iter().map(get).collect();
+            let mut outcome = self.client.read(op, &gets).await?;
+            for (place, key) in keys.iter().enumerate() {
+                // A missing one is noticed when the map is put together.
+                if let Some(entry) = outcome.take(place) {
+                    chunks.insert(*key, entry.value);
+                }
+            }
+        }
+        let map = manifest.assemble(known.as_deref(), &chunks);
+        let map = Arc::new(map.map_err(|error| op.corrupt(error))?);
+        self.maps.put(&head.table, &map);
+        Ok(map)
+    }
+}
+
+/// Whether the stored map is this very one: then this is a retry of the publish that wrote it.
+fn is_published(head: &TableHeadV1, map: &ShardMap) -> bool {
+    head.manifest.as_ref().is_some_and(|manifest| {
+        manifest.uid() == map.uid()
+            && manifest.version() == map.version()
+            && Some(manifest.writer()) == map.writer()
+            && manifest.digest() == digest(map)
+    })
+}
+
+struct TableTopic {
+    handle: Handle,
+    table: TableName,
+    /// What was shown last; none where there was no table.
+    shown: Option<(TableUid, Version)>,
+}
+
+impl TableTopic {
+    async fn map(&mut self, entry: Option<Entry>, revision: i64) -> Result<Map, Problem> {
+        let op = Op::new("watch", self.table.as_str());
+        let Some(entry) = entry else { return Ok(None) };
+        let head = head_of(op, &self.table, &entry)?;
+        let map = self.handle.map_of(op, &head, revision).await?;
+        Ok(Some(map))
+    }
+}
+
+type Map = Option<Arc<ShardMap>>;
+
+impl Topic for TableTopic {
+    type Event = PlacementEvent;
+
+    fn range(&self) -> Range {
+        Range::one(self.handle.keys.table(&self.table))
+    }
+
+    async fn snapshot(&mut self) -> Result<(PlacementEvent, i64), Problem> {
+        let op = Op::new("watch", self.table.as_str());
+        let get = [Step::Get(self.handle.keys.table(&self.table))];
+        let mut outcome = self.handle.client.read(op, &get).await?;
+        let entry = outcome.take(0);
+        let map = self.map(entry, outcome.revision).await?;
+        self.shown = map.as_ref().map(|map| (map.uid(), map.version()));
+        Ok((PlacementEvent::Snapshot(map), outcome.revision))
+    }
+
+    /// Shows the newest map of the batch only.
+    async fn changed(
+        &mut self,
+        mut batch: Batch,
+        events: &mut VecDeque<PlacementEvent>,
+    ) -> Result<(), Problem> {
+        let op = Op::new("watch", self.table.as_str());
+        let entry = match batch.pop() {
+            None => return Ok(()),
+            Some(Change::Deleted { .. }) => None,
+            Some(Change::Put(entry)) => Some(entry),
+        };
+        if let Some(entry) = &entry {
+            let head = head_of(op, &self.table, entry)?;
+            // A claim changes the head and not the map.
+            if self.shown == Some((head.uid, head.version())) {
+                return Ok(());
+            }
+        }
+        let revision = entry.as_ref().map_or(0, |entry| entry.modified);
+        let map = self.map(entry, revision).await?;
+        let before =
+            std::mem::replace(&mut self.shown, map.as_ref().map(|map| (map.uid(), map.version())));
+        events.push_back(match (before, map) {
+            (Some((uid, _)), Some(map)) if uid == map.uid() => PlacementEvent::Changed(map),
+            (_, map) => PlacementEvent::Snapshot(map),
+        });
+        Ok(())
+    }
+}
+
+struct RequestsTopic {
+    handle: Handle,
+}
+
+/// What a key under the requests stands for.
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Request(RequestId),
+    Answer(RequestId),
+}
+
+fn part_of(op: Op<'_>, range: &Range, key: &str) -> Result<Part> {
+    let rest = key.strip_prefix(&range.from).unwrap_or_default();
+    let (id, part): (&str, fn(RequestId) -> Part) = match rest.strip_suffix("/answer") {
+        Some(id) => (id, Part::Answer),
+        None => (rest, Part::Request),
+    };
+    id.parse().map(part).map_err(|error| op.corrupt(error))
+}
+
+fn request_of(op: Op<'_>, entry: &Entry) -> Result<Request> {
+    let record = RequestV1::decode(&entry.value).and_then(RequestV1::into_request);
+    record.map_err(|error| op.corrupt(error))
+}
+
+fn answer_of(op: Op<'_>, entry: &Entry) -> Result<Answer> {
+    let record = AnswerV1::decode(&entry.value).and_then(AnswerV1::into_answer);
+    record.map_err(|error| op.corrupt(error))
+}
+
+impl Topic for RequestsTopic {
+    type Event = RequestEvent;
+
+    fn range(&self) -> Range {
+        self.handle.keys.requests()
+    }
+
+    /// In the order in which they came.
+    async fn snapshot(&mut self) -> Result<(RequestEvent, i64), Problem> {
+        let op = Op::new("watch_requests", self.handle.info.cluster.as_str());
+        let range = self.range();
+        let (mut entries, revision) = self.handle.client.list(op, range.clone(), None).await?;
+        entries.sort_by_key(|entry| entry.created);
+        let mut answers = HashMap::new();
+        let mut requests = Vec::new();
+        for entry in &entries {
+            match part_of(op, &range, &entry.key)? {
+                Part::Request(_) => requests.push(request_of(op, entry)?),
+                Part::Answer(id) => {
+                    answers.insert(id, answer_of(op, entry)?);
+                }
+            }
+        }
+        let record = |request: Request| {
+            let answer = answers.remove(&request.id);
+            RequestRecord::new(request, answer)
+        };
+        Ok((RequestEvent::Snapshot(requests.into_iter().map(record).collect()), revision))
+    }
+
+    async fn changed(
+        &mut self,
+        batch: Batch,
+        events: &mut VecDeque<RequestEvent>,
+    ) -> Result<(), Problem> {
+        let op = Op::new("watch_requests", self.handle.info.cluster.as_str());
+        let range = self.range();
+        for change in batch {
+            match change {
+                Change::Put(entry) => events.push_back(match part_of(op, &range, &entry.key)? {
+                    Part::Request(_) => RequestEvent::Submitted(request_of(op, &entry)?),
+                    Part::Answer(id) => RequestEvent::Answered(id, answer_of(op, &entry)?),
+                }),
+                Change::Deleted { key, .. } => {
+                    // An answer goes with its request.
+                    if let Part::Request(id) = part_of(op, &range, &key)? {
+                        events.push_back(RequestEvent::Gone(id));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
