@@ -36,7 +36,18 @@ pub async fn connect(url: &str) -> Result<Coord> {
 #[must_use]
 pub fn registry() -> Registry {
     let registry = Registry::new().with_memory();
-    KNOWN.iter().fold(registry, |registry, (scheme, feature)| registry.with_known(scheme, feature))
+    let registry = KNOWN
+        .iter()
+        .fold(registry, |registry, (scheme, feature)| registry.with_known(scheme, feature));
+    #[cfg(feature = "etcd")]
+    let registry = with(registry, coord_etcd::SCHEME, coord_etcd::EtcdOpener::new());
+    registry
+}
+
+#[cfg(feature = "etcd")]
+fn with(mut registry: Registry, scheme: &str, opener: impl coord_core::Opener) -> Registry {
+    registry.register(scheme, opener).expect("each backend has a scheme of its own");
+    registry
 }
 
 /// A store, opened for one cluster, and the identity under which this process acts in it.

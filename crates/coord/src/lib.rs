@@ -40,8 +40,11 @@
 //! | feature | scheme | store |
 //! | --- | --- | --- |
 //! | always there | `memory://cluster` | none: inside this process, for tests, demos and single processes |
+//! | `etcd` | `etcd://host,host/cluster` | etcd 3.4 or newer; building it takes `protoc` |
+//! | `tls` | | encrypted connections for the backends that are enabled |
+//! | `full` | | all of them |
 //!
-//! `nats`, `etcd`, `kube` and `redis` are known schemes whose backends are not in this version.
+//! `nats`, `kube` and `redis` are known schemes whose backends are not in this version.
 
 #[doc(inline)]
 pub use coord_core::*;

@@ -16,6 +16,9 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
+/// Everything but the peers of the benchmarks.
+const TEST_FEATURES: &str = "coord-cli/full,coord-integration/etcd,coord-integration/tls";
+
 /// Development tasks of the coord workspace.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
@@ -67,7 +70,7 @@ fn test(args: Vec<String>) -> Result<ExitCode> {
     let mut command = vec!["test".to_owned()];
     let chooses = |arg: &String| arg == "-p" || arg.starts_with("--package");
     if !args.iter().any(chooses) {
-        command.extend(["--workspace", "--features", "coord-integration/etcd"].map(str::to_owned));
+        command.extend(["--workspace", "--features", TEST_FEATURES].map(str::to_owned));
     }
     command.extend(args);
     let told = workspace_root().join("target/left-out");
