@@ -14,7 +14,7 @@ use crate::invariants::Violation;
 /// [`Cluster::request`](crate::Cluster::request).
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "command", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Command {
     /// Asks whether a node may join. It is taken in as soon as it registers.
     JoinCluster {

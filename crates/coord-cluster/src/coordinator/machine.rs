@@ -503,7 +503,7 @@ impl Machine {
             if let Some(step) = self.next_answer() {
                 return Some(Ok(step));
             }
-            if let Some(stop) = &self.stop {
+            if let Some(stop) = self.stop.as_ref().filter(|_| self.current.is_none()) {
                 return Some(Err(Turn::Stop(stop.clone())));
             }
         }

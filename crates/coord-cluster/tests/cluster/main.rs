@@ -1,4 +1,6 @@
 //! Whole clusters in one process, on the embedded backend, under paused time.
 
+mod commands;
 mod common;
 mod failover;
+mod faults;

@@ -1,0 +1,207 @@
+//! Stores that are away, leaders that are cut off, and nodes that come twice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_cluster::{Cluster, Command, EventKind, Settings};
+use coord_conformance::faults::{FaultControl, Faulty};
+use coord_core::{
+    Backend, Effect, ErrorKind, MemoryBackend, Publish, Replace, ShardCount, TableHeader,
+    TokioClock,
+};
+use tokio::time::Instant;
+
+use crate::common::{four, id, info, kinds, leader, map, node, shares, store, table, until};
+
+/// Three nodes, each with its own way to the store.
+async fn three(store: &MemoryBackend) -> Vec<(Cluster, FaultControl)> {
+    let mut nodes = Vec::new();
+    for name in ["n1", "n2", "n3"] {
+        let faulty = Faulty::new(Arc::new(store.reopen()));
+        let node = Cluster::builder(&faulty, info(name))
+            .settings(Settings::fast())
+            .table(table(), TableHeader::default())
+            .clock(Arc::new(TokioClock::new()))
+            .start()
+            .await
+            .expect("starts");
+        nodes.push((node, faulty.control().clone()));
+    }
+    for (node, _) in &nodes {
+        until(node, |status| shares(status) == [341, 341, 342]).await;
+    }
+    nodes
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_cut_off_stops_before_another_leads_and_its_write_is_fenced() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    let (cut, control) = &nodes[leads];
+    let (other, _) = &nodes[(leads + 1) % 3];
+    let fence = cut.fence().expect("leads");
+    let prepared = map(cut);
+    control.cut(Effect::Unknown);
+    let taken = until(other, |status| {
+        status.leader.as_ref().is_some_and(|leader| leader.term > fence.term)
+    });
+    tokio::select! {
+        biased;
+        _ = taken => assert!(!cut.is_leader(), "two lead at once"),
+        () = tokio::time::sleep(Duration::from_secs(60)) => panic!("nobody took over"),
+    }
+    until(other, |status| shares(status) == [512, 512]).await;
+    let mut edit = prepared.edit();
+    edit.set_annex(b"{}".as_slice().into()).expect("fits");
+    let late = Arc::new(edit.finish(fence.clone()).expect("changed"));
+    let placement = store.placement();
+    let written = placement.publish(&table(), &fence, prepared.version(), &late).await;
+    assert!(matches!(written, Ok(Publish::Fenced(_))), "{written:?}");
+    control.heal();
+    until(cut, |status| shares(status) == [341, 341, 342]).await;
+    assert!(!cut.is_leader());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_makes_nobody_fail() {
+    let store = store();
+    let nodes = three(&store).await;
+    let before = map(&nodes[0].0);
+    let mut events: Vec<_> = nodes.iter().map(|(node, _)| node.events()).collect();
+    for (_, control) in &nodes {
+        control.cut(Effect::Unknown);
+    }
+    tokio::time::sleep(3 * Settings::fast().node_ttl).await;
+    assert!(nodes.iter().all(|(node, _)| node.status().store_away));
+    for (_, control) in &nodes {
+        control.heal();
+    }
+    for (node, _) in &nodes {
+        until(node, |status| {
+            shares(status) == [341, 341, 342] && status.leader.is_some() && !status.store_away
+        })
+        .await;
+    }
+    tokio::time::sleep(3 * Settings::fast().node_ttl).await;
+    for events in &mut events {
+        let kinds = kinds(events);
+        let bad = |kind: &EventKind| {
+            matches!(kind, EventKind::NodeFailed { .. } | EventKind::ShardsMigrated { .. })
+        };
+        assert!(!kinds.iter().any(bad), "{kinds:?}");
+        assert!(kinds.contains(&EventKind::StoreBack));
+    }
+    assert!(map(&nodes[0].0).raw_owners() == before.raw_owners());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_to_a_publish_is_no_second_write() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    nodes[leads].1.drop_reply_to("publish");
+    let version = map(&nodes[0].0).version();
+    let fourth = node(&store, "n4").await;
+    until(&fourth, |status| shares(status) == [256; 4]).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(map(&fourth).version(), version.next());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_graceful_leave_fails_nobody_and_the_next_leader_comes_at_once() {
+    let store = store();
+    let mut nodes = four(&store).await;
+    let leaving = nodes.remove(leader(&nodes));
+    let mut events = nodes[0].events();
+    let term = leaving.fence().expect("leads").term;
+    leaving.leave().await.expect("leaves");
+    let start = Instant::now();
+    until(&nodes[0], |status| status.leader.as_ref().is_some_and(|leader| leader.term > term))
+        .await;
+    assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+    until(&nodes[0], |status| {
+        shares(status) == [341, 341, 342] && status.member(leaving.node()).is_none()
+    })
+    .await;
+    let kinds = kinds(&mut events);
+    let bad = |kind: &EventKind| {
+        matches!(kind, EventKind::NodeFailed { .. } | EventKind::ShardsOrphaned { .. })
+    };
+    assert!(!kinds.iter().any(bad), "{kinds:?}");
+    let left = |kind: &EventKind| matches!(kind, EventKind::NodeLeft { node, .. } if node == leaving.node());
+    assert!(kinds.iter().any(left), "{kinds:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_node_leaves_its_shards_orphaned_and_the_next_one_takes_them() {
+    let store = store();
+    let one = node(&store, "n1").await;
+    until(&one, |status| shares(status) == [1024]).await;
+    let mut events = one.events();
+    one.leave().await.expect("leaves");
+    let kinds = kinds(&mut events);
+    assert!(kinds.iter().any(
+        |kind| matches!(kind, EventKind::ShardsOrphaned { shards, .. } if shards.len() == 1024)
+    ));
+    assert!(kinds.contains(&EventKind::NoActiveNodes));
+    let two = node(&store, "n2").await;
+    until(&two, |status| shares(status) == [1024]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_is_taken_by_one_process_at_a_time() {
+    let store = store();
+    let nodes = four(&store).await;
+    let builder = || {
+        Cluster::builder(&store.reopen(), info("n1"))
+            .settings(Settings::fast())
+            .table(table(), TableHeader::default())
+            .clock(Arc::new(TokioClock::new()))
+    };
+    let error = builder().start().await.expect_err("a duplicate");
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("localhost:4000"), "{error}");
+
+    let mut events = nodes[0].events();
+    let successor = builder().replace(Replace::Yes).start().await.expect("replaces");
+    let run = until(&successor, |status| status.registered.is_some()).await.registered;
+    until(&successor, |status| {
+        shares(status) == [256; 4]
+            && status.member(&id("n1")).map(|member| member.incarnation) == run
+    })
+    .await;
+    until(&nodes[0], |status| status.registered.is_none()).await;
+    let lost = |kind: &EventKind| matches!(kind, EventKind::RegistrationLost { .. });
+    assert!(kinds(&mut events).iter().any(lost));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_configured_otherwise_is_refused_at_start() {
+    let store = store();
+    let one = node(&store, "n1").await;
+    until(&one, |status| shares(status) == [1024]).await;
+    let header = TableHeader::new(ShardCount::new(64).expect("count"));
+    let error = Cluster::builder(&store.reopen(), info("n2"))
+        .settings(Settings::fast())
+        .table(table(), header)
+        .start()
+        .await
+        .expect_err("another header");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
+    assert!(error.to_string().contains("shards=1024"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_cluster_places_orphans_only() {
+    let store = store();
+    let mut nodes = four(&store).await;
+    assert!(nodes[0].request(Command::Pause).await.expect("asked").is_done());
+    let fifth = node(&store, "n5").await;
+    until(&fifth, |status| status.is_settled() && status.members.len() == 5).await;
+    assert_eq!(fifth.status().member(&id("n5")).map(|member| member.shards), Some(0));
+    let dead = nodes.remove((leader(&nodes) + 1) % 4);
+    dead.abandon();
+    until(&fifth, |status| status.member(&id("n5")).is_some_and(|member| member.shards > 0)).await;
+    assert_eq!(map(&fifth).orphans(), 0);
+}
