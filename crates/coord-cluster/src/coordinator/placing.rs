@@ -71,6 +71,7 @@ impl Placing<'_> {
                 tracing::debug!(unsatisfied = ?plan.unsatisfied(), "the plan leaves wishes open");
             }
             plan.next().write_to(&mut edit)?;
+            self.leave_where_they_run(&mut edit, &hosts)?;
         }
         unlist(&mut edit, &hosts);
         self.finish(edit, &hosts, Some(wishes.reason))
@@ -102,6 +103,37 @@ impl Placing<'_> {
         Ok(())
     }
 
+    /// A node that was declared failed may still run: its shards stay with it until its time is up,
+    /// whatever the plan made of them. Owners beside it that are gone are replaced as planned.
+    fn leave_where_they_run(&self, edit: &mut MapEdit, hosts: &Hosts) -> Result<(), Failed> {
+        let runs_on = |slot: Slot| {
+            let seat = self.map.node(slot).and_then(|node| self.roster.seat(&node.id));
+            seat.is_some_and(|seat| seat.runs_on)
+        };
+        if !self.roster.0.values().any(|seat| seat.runs_on) {
+            return Ok(());
+        }
+        for shard in self.map.header().shards.shards() {
+            let mut row: Vec<Slot> = self.map.owner_slots(shard).collect();
+            if !row.iter().any(|slot| runs_on(*slot)) {
+                continue;
+            }
+            let planned: Vec<Slot> = edit.map().owner_slots(shard).collect();
+            for place in 0..row.len() {
+                let node = self.map.node(row[place]);
+                if node.is_some_and(|node| hosts.contains_key(&node.id)) {
+                    continue;
+                }
+                let heir = planned.iter().find(|slot| !row.contains(slot));
+                row[place] = heir.copied().unwrap_or(Slot::NOBODY);
+            }
+            for (replica, slot) in (0..).zip(row) {
+                edit.set_owner(shard, replica, slot)?;
+            }
+        }
+        Ok(())
+    }
+
     fn plan_settings(&self, wishes: &Wishes<'_>, hosts: &Hosts) -> PlanSettings {
         let mut settings = PlanSettings::default()
             .with_version(self.map.version())
@@ -109,12 +141,6 @@ impl Placing<'_> {
         for (shard, node) in wishes.pins.into_iter().flatten() {
             if matches!(hosts.get(node), Some((_, Hosting::Takes))) {
                 settings = settings.with_pin(*shard, vec![node.clone()]);
-            }
-        }
-        // A node that was declared failed may still run: its shards stay until its time is up.
-        for seat in self.roster.0.values().filter(|seat| seat.runs_on) {
-            for shard in self.map.shards_of(&seat.entry.id) {
-                settings = settings.with_pin(shard, vec![seat.entry.id.clone()]);
             }
         }
         settings

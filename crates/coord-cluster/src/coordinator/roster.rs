@@ -281,7 +281,8 @@ impl Roster {
         self.0.values().filter_map(host).collect()
     }
 
-    /// The nodes that may host shards, as a strategy wants them.
+    /// The nodes that may host shards, as a strategy wants them. One that was declared failed and may
+    /// still run is none of them: what it has is to be placed anew, later.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let candidate = |seat: &Seat| {
             let accepts = match self.hosting(seat)? {
@@ -295,7 +296,7 @@ impl Roster {
                     .with_accepts(accepts),
             )
         };
-        self.0.values().filter_map(candidate).collect()
+        self.0.values().filter(|seat| !seat.runs_on).filter_map(candidate).collect()
     }
 
     /// What changed since `before`, in words; none if nothing did that placement depends on.

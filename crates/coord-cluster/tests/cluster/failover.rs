@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coord_cluster::{EventKind, Settings};
+use coord_cluster::{Cluster, EventKind, Settings};
 use coord_core::NodeStatus;
 use tokio::time::Instant;
 
@@ -66,7 +66,7 @@ async fn a_follower_that_dies_fails_within_its_ttl() {
     let store = store();
     let mut nodes = four(&store).await;
     let dead = nodes.remove((leader(&nodes) + 1) % 4);
-    let mut events: Vec<_> = nodes.iter().map(|node| node.events()).collect();
+    let mut events: Vec<_> = nodes.iter().map(Cluster::events).collect();
     let before = map(&nodes[0]);
     dead.abandon();
     let start = Instant::now();
