@@ -1,0 +1,495 @@
+//! The NATS client: all calls of the vendor's crate are made here and below.
+//!
+//! JetStream is spoken as it stands on the wire, by requests with headers of our own: the client's
+//! key-value store drops the TTL of a record when it is written over a tombstone or updated, and
+//! reads from followers. Each request is bounded in time and ends when the handle is closed. None
+//! is repeated.
+
+mod bucket;
+mod connect;
+mod watch;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::connection::State;
+use async_nats::{HeaderMap, Message, Request};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use coord_core::{Effect, ErrorKind, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, watch as changes};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub(crate) use self::bucket::{Bucket, MARKER_TTL, expires_late};
+pub(crate) use self::watch::{Topic, Update, What, subscribe};
+use crate::error::{
+    DUPLICATE_SOON, NO_MESSAGE, Op, Refusal, WRONG_SEQUENCE, WRONG_SEQUENCE_SOON, request_error,
+};
+
+const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
+const EXPECTED_OF: &str = "Nats-Expected-Last-Subject-Sequence-Subject";
+const TTL: &str = "Nats-TTL";
+const MESSAGE_ID: &str = "Nats-Msg-Id";
+const ROLLUP: &str = "Nats-Rollup";
+const OPERATION: &str = "KV-Operation";
+const MARKER_REASON: &str = "Nats-Marker-Reason";
+const BATCH_ID: &str = "Nats-Batch-Id";
+const BATCH_SEQUENCE: &str = "Nats-Batch-Sequence";
+const BATCH_COMMIT: &str = "Nats-Batch-Commit";
+
+/// What the headers and the subject of a message take at most, of what the server takes for all.
+const HEADER_BYTES: usize = 4 * 1024;
+/// How often a lost connection is looked at by those who wait for it.
+const READY_PAUSE: Duration = Duration::from_millis(20);
+/// How long `close` waits for what tidies up.
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+
+/// One connection to the servers, and the bucket on them.
+#[derive(Clone)]
+pub(crate) struct Client {
+    vendor: async_nats::Client,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    stream: String,
+    request_timeout: Duration,
+    closed: CancellationToken,
+    tasks: TaskTracker,
+    /// What the server denied, as it says it.
+    denials: broadcast::Sender<Arc<str>>,
+    /// Counts how often the connection was lost.
+    losses: changes::Receiver<u64>,
+}
+
+impl Shared {
+    /// What tells of a lost connection from now on.
+    fn losses(&self) -> changes::Receiver<u64> {
+        let mut losses = self.losses.clone();
+        losses.mark_unchanged();
+        losses
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.closed.cancel();
+    }
+}
+
+/// The last message of a subject.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Last {
+    /// Its sequence; 0 if there is none.
+    pub(crate) sequence: u64,
+    /// The record; none if there is no message or only a marker that the record is gone.
+    pub(crate) value: Option<Bytes>,
+}
+
+/// One write, conditional on the last message of its subject.
+#[derive(Clone, Debug)]
+pub(crate) struct Put<'a> {
+    pub(crate) subject: &'a str,
+    pub(crate) value: Bytes,
+    /// Whole seconds, 1 or more.
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) condition: Condition<'a>,
+}
+
+/// What has to hold for a write.
+#[derive(Clone, Debug)]
+pub(crate) enum Condition<'a> {
+    None,
+    /// This is the sequence of the subject's own last message; 0 for none.
+    At(u64),
+    /// This is the sequence of another subject's last message. Of many writes that name the same
+    /// id, the first one counts.
+    Elsewhere {
+        subject: &'a str,
+        sequence: u64,
+        id: &'a str,
+    },
+}
+
+/// How a write came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Outcome {
+    /// It was stored under this sequence.
+    Done(u64),
+    /// Its condition does not hold: nothing was stored.
+    Conflict,
+    /// Another one with the same id was stored before.
+    Duplicate,
+}
+
+#[derive(Deserialize)]
+struct Reply<T> {
+    error: Option<Refusal>,
+    #[serde(flatten)]
+    value: Option<T>,
+}
+
+#[derive(Deserialize)]
+struct PublishReply {
+    error: Option<Refusal>,
+    #[serde(default, rename = "seq")]
+    sequence: u64,
+    #[serde(default)]
+    duplicate: bool,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    message: StoredMessage,
+}
+
+#[derive(Deserialize)]
+struct StoredMessage {
+    #[serde(rename = "seq")]
+    sequence: u64,
+    #[serde(default)]
+    data: String,
+    #[serde(default, rename = "hdrs")]
+    headers: String,
+}
+
+impl Client {
+    pub(crate) fn closed(&self) -> &CancellationToken {
+        &self.shared.closed
+    }
+
+    /// For what goes on after a call has answered.
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.shared.tasks
+    }
+
+    /// A text that no other client makes.
+    pub(crate) fn unique(&self) -> String {
+        let inbox = self.vendor.new_inbox();
+        inbox.rsplit('.').next().unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn server_version(&self) -> String {
+        self.vendor.server_info().version
+    }
+
+    /// How large a value may be. Reading one through the server's API makes it a third larger, and
+    /// that has to pass as well.
+    pub(crate) fn value_bytes_max(&self) -> usize {
+        self.vendor.max_payload().saturating_sub(2 * HEADER_BYTES) / 4 * 3
+    }
+
+    /// The last message of a subject, as the stream's leader has it.
+    pub(crate) async fn get(&self, op: Op<'_>, subject: &str) -> Result<Last> {
+        #[derive(Serialize)]
+        struct Get<'a> {
+            last_by_subj: &'a str,
+        }
+        let api = format!("STREAM.MSG.GET.{}", self.shared.stream);
+        let request = Get { last_by_subj: subject };
+        let stored: Stored = match self.api(op.reading(), &api, &request).await? {
+            Ok(stored) => stored,
+            Err(refusal) if refusal.err_code == NO_MESSAGE => return Ok(Last::default()),
+            Err(refusal) => return Err(refusal.error(op.reading())),
+        };
+        let unreadable = |source: base64::DecodeError| {
+            op.error(ErrorKind::Corrupt)
+                .message("the server's answer is no base64")
+                .with_source(source)
+        };
+        let message = stored.message;
+        let headers = BASE64.decode(message.headers).map_err(unreadable)?;
+        let value = match is_marker(&headers) {
+            true => None,
+            false => Some(BASE64.decode(message.data).map_err(unreadable)?.into()),
+        };
+        Ok(Last { sequence: message.sequence, value })
+    }
+
+    /// Writes if the condition holds.
+    pub(crate) async fn put(&self, op: Op<'_>, put: Put<'_>) -> Result<Outcome> {
+        let headers = put.headers();
+        let reply = self.request(op, put.subject.to_owned(), headers, put.value).await?;
+        outcome(op, &reply)
+    }
+
+    /// Writes if the condition holds and `guarded` has this last message, in one atomic step. The
+    /// guard's subject takes a message of its own for that.
+    pub(crate) async fn put_guarded(
+        &self,
+        op: Op<'_>,
+        put: Put<'_>,
+        guard: &str,
+        guarded: (&str, u64),
+    ) -> Result<Outcome> {
+        self.ready(op).await?;
+        let batch = self.unique();
+        let mut headers = HeaderMap::new();
+        headers.insert(EXPECTED, guarded.1.to_string());
+        headers.insert(EXPECTED_OF, guarded.0);
+        headers.insert(TTL, seconds(MARKER_TTL));
+        headers.insert(BATCH_ID, batch.as_str());
+        headers.insert(BATCH_SEQUENCE, "1");
+        // Without its end the server throws a batch away, so nothing has happened if this fails.
+        let begin = self.vendor.publish_with_headers(guard.to_owned(), headers, Bytes::new());
+        match timeout(self.shared.request_timeout, begin).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                return Err(op.reading().unclear("the connection broke").with_source(error));
+            }
+            Err(_) => return Err(op.reading().unclear("no room for a request in time")),
+        }
+        let mut headers = put.headers();
+        headers.insert(BATCH_ID, batch.as_str());
+        headers.insert(BATCH_SEQUENCE, "2");
+        headers.insert(BATCH_COMMIT, "1");
+        let reply = self.request(op, put.subject.to_owned(), headers, put.value).await?;
+        outcome(op, &reply)
+    }
+
+    /// Removes a record if this is its sequence. A marker stays for a moment, so that watches see
+    /// it.
+    pub(crate) async fn remove(&self, op: Op<'_>, subject: &str, sequence: u64) -> Result<Outcome> {
+        let condition = Condition::At(sequence);
+        let put = Put { subject, value: Bytes::new(), ttl: Some(MARKER_TTL), condition };
+        self.mark_removed(op, &put).await
+    }
+
+    async fn mark_removed(&self, op: Op<'_>, put: &Put<'_>) -> Result<Outcome> {
+        let mut headers = put.headers();
+        headers.insert(OPERATION, "PURGE");
+        headers.insert(ROLLUP, "sub");
+        let reply = self.request(op, put.subject.to_owned(), headers, Bytes::new()).await?;
+        outcome(op, &reply)
+    }
+
+    /// Removes what nobody needs any more, whatever its sequence.
+    pub(crate) async fn erase(&self, op: Op<'_>, subject: &str) -> Result<()> {
+        let put =
+            Put { subject, value: Bytes::new(), ttl: Some(MARKER_TTL), condition: Condition::None };
+        self.mark_removed(op, &put).await.map(drop)
+    }
+
+    /// Tells the server and ends everything of this handle.
+    pub(crate) async fn close(&self, op: Op<'_>) -> Result<()> {
+        self.shared.closed.cancel();
+        self.shared.tasks.close();
+        let tidy = async {
+            self.shared.tasks.wait().await;
+            self.vendor.drain().await
+        };
+        match timeout(CLOSE_LIMIT, tidy).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(op.reading().unclear("the connection broke").with_source(error)),
+            Err(_) => Err(op.reading().unclear("the connection did not close in time")),
+        }
+    }
+
+    /// One request to JetStream's own API.
+    async fn api<T: DeserializeOwned>(
+        &self,
+        op: Op<'_>,
+        api: &str,
+        request: &(impl Serialize + Sync),
+    ) -> Result<Result<T, Refusal>> {
+        let unwritable = |source: serde_json::Error| {
+            op.error(ErrorKind::Internal).message("a request can't be written").with_source(source)
+        };
+        let body = serde_json::to_vec(request).map_err(unwritable)?;
+        let subject = format!("$JS.API.{api}");
+        let reply = self.request(op, subject, HeaderMap::new(), body.into()).await?;
+        let unreadable = || op.unclear("the server's answer can't be read");
+        let parsed: Reply<T> = serde_json::from_slice(&reply.payload)
+            .map_err(|source| unreadable().with_source(source))?;
+        match parsed {
+            Reply { error: Some(refusal), .. } => Ok(Err(refusal)),
+            Reply { value: Some(value), .. } => Ok(Ok(value)),
+            Reply { .. } => Err(unreadable()),
+        }
+    }
+
+    /// One request and its reply, within the time limit.
+    async fn request(
+        &self,
+        op: Op<'_>,
+        subject: String,
+        headers: HeaderMap,
+        payload: Bytes,
+    ) -> Result<Message> {
+        self.ready(op).await?;
+        let mut losses = self.shared.losses();
+        let mut denials = self.shared.denials.subscribe();
+        let mut request = Request::new().payload(payload).timeout(None);
+        if !headers.is_empty() {
+            request = request.headers(headers);
+        }
+        let reply = self.vendor.send_request(subject.clone(), request);
+        tokio::select! {
+            biased;
+            // What was sent may be applied all the same.
+            () = self.shared.closed.cancelled() => Err(match op.effect {
+                Effect::None => op.closed(),
+                _ => op.closed().effect_unknown(),
+            }),
+            reply = timeout(self.shared.request_timeout, reply) => match reply {
+                Ok(reply) => reply.map_err(|error| request_error(op, error)),
+                Err(_) => Err(op.unclear("no answer in time")),
+            },
+            denial = denied(&mut denials, &subject) => Err(op.denied(&denial)),
+            _ = losses.changed() => Err(op.unclear("the connection was lost")),
+        }
+    }
+
+    /// Waits for a connection, as long as a request may take. A request that is handed over without
+    /// one would be sent whenever there is one again, long after its caller has given up.
+    async fn ready(&self, op: Op<'_>) -> Result<()> {
+        let limit = Instant::now() + self.shared.request_timeout;
+        loop {
+            if self.shared.closed.is_cancelled() {
+                return Err(op.closed());
+            }
+            if self.vendor.connection_state() == State::Connected {
+                return Ok(());
+            }
+            if Instant::now() >= limit {
+                return Err(op.reading().unclear("no connection to any server just now"));
+            }
+            // The client tells of its connection only when it is asked.
+            sleep(READY_PAUSE).await;
+        }
+    }
+}
+
+impl Put<'_> {
+    fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        match self.condition {
+            Condition::None => {}
+            Condition::At(sequence) => headers.insert(EXPECTED, sequence.to_string()),
+            Condition::Elsewhere { subject, sequence, id } => {
+                headers.insert(EXPECTED, sequence.to_string());
+                headers.insert(EXPECTED_OF, subject);
+                headers.insert(MESSAGE_ID, id);
+            }
+        }
+        if let Some(ttl) = self.ttl {
+            headers.insert(TTL, seconds(ttl));
+        }
+        headers
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("stream", &self.shared.stream)
+            .field("closed", &self.shared.closed.is_cancelled())
+            .finish_non_exhaustive()
+    }
+}
+
+fn outcome(op: Op<'_>, reply: &Message) -> Result<Outcome> {
+    let reply: PublishReply = serde_json::from_slice(&reply.payload)
+        .map_err(|source| op.unclear("the server's answer can't be read").with_source(source))?;
+    match reply {
+        PublishReply { error: Some(refusal), .. } => match refusal.err_code {
+            WRONG_SEQUENCE | WRONG_SEQUENCE_SOON => Ok(Outcome::Conflict),
+            DUPLICATE_SOON => Ok(Outcome::Duplicate),
+            _ => Err(refusal.error(op)),
+        },
+        PublishReply { duplicate: true, .. } => Ok(Outcome::Duplicate),
+        PublishReply { sequence: 0, .. } => Err(op.unclear("the server's answer has no sequence")),
+        PublishReply { sequence, .. } => Ok(Outcome::Done(sequence)),
+    }
+}
+
+/// Whether a message says that the record is gone: one of ours, one of the store's own tools, or
+/// the one that the server leaves where a record ran out.
+fn is_marker(headers: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(headers);
+    text.lines().filter_map(|line| line.split_once(':')).any(|(name, value)| {
+        name.eq_ignore_ascii_case(MARKER_REASON)
+            || (name.eq_ignore_ascii_case(OPERATION) && is_removal(value.trim()))
+    })
+}
+
+fn is_removal(operation: &str) -> bool {
+    operation == "DEL" || operation == "PURGE"
+}
+
+/// A TTL as the server takes it: in whole seconds, 1 at least.
+fn seconds(ttl: Duration) -> String {
+    let millis = ttl.as_millis();
+    format!("{}s", millis.div_ceil(1_000).max(1))
+}
+
+/// Waits until the server says that it denies this subject, or all replies.
+async fn denied(denials: &mut broadcast::Receiver<Arc<str>>, subject: &str) -> Arc<str> {
+    loop {
+        match denials.recv().await {
+            Ok(denial) => {
+                let quoted = format!("\"{subject}\"");
+                if denial.contains(&quoted) || denial.contains("Subscription to \"_INBOX") {
+                    return denial;
+                }
+            }
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ttl_is_rounded_up_to_seconds() {
+        for (millis, text) in
+            [(0, "1s"), (500, "1s"), (1_000, "1s"), (1_001, "2s"), (60_000, "60s")]
+        {
+            assert_eq!(seconds(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn a_marker_is_told_from_a_record() {
+        for (headers, gone) in [
+            ("NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 1s\r\n\r\n", true),
+            ("NATS/1.0\r\nKV-Operation: DEL\r\n\r\n", true),
+            ("NATS/1.0\r\nNats-TTL: 2s\r\nKV-Operation: PURGE\r\n\r\n", true),
+            ("NATS/1.0\r\nNats-TTL: 2s\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_marker(headers.as_bytes()), gone, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_write_names_its_condition_and_its_ttl() {
+        let put = |condition| Put {
+            subject: "a",
+            value: Bytes::new(),
+            ttl: Some(Duration::from_millis(1_500)),
+            condition,
+        };
+        let headers = put(Condition::At(7)).headers();
+        let text = |headers: &HeaderMap, name| headers.get(name).map(ToString::to_string);
+        assert_eq!(text(&headers, EXPECTED).as_deref(), Some("7"));
+        assert_eq!(text(&headers, TTL).as_deref(), Some("2s"));
+        assert_eq!(text(&headers, EXPECTED_OF), None);
+        let elsewhere = Condition::Elsewhere { subject: "b", sequence: 9, id: "one" };
+        let headers = put(elsewhere).headers();
+        assert_eq!(text(&headers, EXPECTED).as_deref(), Some("9"));
+        assert_eq!(text(&headers, EXPECTED_OF).as_deref(), Some("b"));
+        assert_eq!(text(&headers, MESSAGE_ID).as_deref(), Some("one"));
+    }
+}

@@ -1,0 +1,493 @@
+//! The bucket: made if it is not there, and refused by the field's name where it is set up
+//! otherwise.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use coord_core::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+
+use super::{Client, Condition, Put};
+use crate::config::{Config, Storage};
+use crate::error::{NO_STREAM, Op, Refusal, STREAM_DIFFERS, is_unanswerable};
+
+/// How long the marker of a record that ran out stays. The server raises shorter TTLs to it, so it
+/// is the shortest there is.
+pub(crate) const MARKER_TTL: Duration = Duration::from_secs(1);
+/// How often a bucket is looked for that the servers have still to tell each other of.
+const REACH_PAUSE: Duration = Duration::from_millis(50);
+/// Servers of these versions, from the first to before the second, let records run out only when no
+/// other record with a TTL was written for a while. Measured with 200 such writes a second: up to
+/// 19 s late on 2.11.7, 2.11.8, 2.11.9 and 2.12.0, at most 0.3 s on 2.11.10, 2.12.1 and what came
+/// later.
+const LATE: [(Version, Version); 2] =
+    [(Version(2, 11, 0), Version(2, 11, 10)), (Version(2, 12, 0), Version(2, 12, 1))];
+/// Where in the stream's metadata its identity stands.
+const IDENTITY: &str = "coord.id";
+/// The first server whose conditions on another subject are looked at every time; older ones take
+/// the header's name for that of the condition itself, by chance.
+const OLDEST: Version = Version(2, 11, 7);
+/// How often a bucket is looked for and made, where others do the same.
+const TRIES: usize = 3;
+/// Sequences begin with the microseconds since 1970; a stream that counts from 1 would let terms go
+/// back once it is made again. This is the year 2020.
+const FIRST_SEQUENCE_MIN: u64 = 1_577_836_800_000_000;
+
+/// What was found out about the bucket when it was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    /// Tells it from every other, also from one of the same name that is made later.
+    pub(crate) identity: String,
+    /// Whether several records can be written in one atomic step.
+    pub(crate) atomic: bool,
+    pub(crate) storage: Storage,
+    pub(crate) replicas: usize,
+}
+
+/// A server's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Version(u32, u32, u32);
+
+/// The fields of a stream's configuration that matter here, as JetStream names them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Settings {
+    name: String,
+    #[serde(default)]
+    subjects: Vec<String>,
+    retention: String,
+    storage: String,
+    num_replicas: usize,
+    discard: String,
+    #[serde(default)]
+    discard_new_per_subject: bool,
+    max_msgs: i64,
+    max_bytes: i64,
+    max_msgs_per_subject: i64,
+    #[serde(default)]
+    max_msg_size: i64,
+    max_consumers: i64,
+    /// Nanoseconds, as the other durations.
+    max_age: u64,
+    #[serde(default)]
+    duplicate_window: u64,
+    #[serde(default)]
+    no_ack: bool,
+    #[serde(default)]
+    sealed: bool,
+    #[serde(default)]
+    allow_rollup_hdrs: bool,
+    #[serde(default)]
+    allow_msg_ttl: bool,
+    #[serde(default)]
+    subject_delete_marker_ttl: u64,
+    #[serde(default)]
+    allow_atomic: bool,
+    #[serde(default)]
+    allow_msg_counter: bool,
+    #[serde(default)]
+    deny_delete: bool,
+    #[serde(default, rename = "first_seq")]
+    first_sequence: u64,
+    #[serde(default)]
+    metadata: HashMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mirror: Option<serde_json::Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sources: Option<Vec<serde_json::Value>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    subject_transform: Option<serde_json::Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    persist_mode: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Info {
+    config: Settings,
+    #[serde(default)]
+    state: State,
+    #[serde(default)]
+    total: usize,
+}
+
+#[derive(Default, Deserialize)]
+struct State {
+    subjects: Option<HashMap<String, u64>>,
+}
+
+#[derive(Serialize)]
+struct Nothing {}
+
+/// The stream of a bucket.
+pub(super) fn stream_name(bucket: &str) -> String {
+    format!("KV_{bucket}")
+}
+
+impl Client {
+    /// Connects, and makes sure that there is a bucket that suits.
+    pub(crate) async fn open(op: Op<'_>, config: &Config) -> Result<(Self, Bucket)> {
+        let client = Self::connect(op, config).await?;
+        let version = client.server_version();
+        check_version(op, &version)?;
+        let bucket = client.ensure_bucket(op, config).await?;
+        Ok((client, bucket))
+    }
+
+    /// The bucket as it is set up now.
+    pub(crate) async fn look_at_bucket(&self, op: Op<'_>, config: &Config) -> Result<Bucket> {
+        let info = self.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
+        info.config.check(op, config)
+    }
+
+    /// The subjects under a filter that have a message. All of them are told by the stream's
+    /// leader, in pages that the server makes.
+    pub(crate) async fn subjects(
+        &self,
+        op: Op<'_>,
+        filter: &str,
+        identity: &str,
+    ) -> Result<Vec<String>> {
+        #[derive(Serialize)]
+        struct Filter<'a> {
+            subjects_filter: &'a str,
+            offset: usize,
+        }
+        let api = format!("STREAM.INFO.{}", self.shared.stream);
+        let mut subjects = Vec::new();
+        loop {
+            let request = Filter { subjects_filter: filter, offset: subjects.len() };
+            let info: Info =
+                self.api(op, &api, &request).await?.map_err(|refusal| refusal.error(op))?;
+            if info.config.metadata.get(IDENTITY).map(String::as_str) != Some(identity) {
+                let why = "the bucket was deleted and made again; open the backend again";
+                return Err(op.error(ErrorKind::Misconfigured).message(why));
+            }
+            let page = info.state.subjects.unwrap_or_default();
+            if page.is_empty() {
+                return Ok(subjects);
+            }
+            subjects.extend(page.into_keys());
+            if subjects.len() >= info.total {
+                return Ok(subjects);
+            }
+        }
+    }
+
+    /// Waits until the server that this client is connected to knows of a bucket that was just made:
+    /// the servers tell each other only then. Nothing is stored.
+    pub(crate) async fn reach_bucket(
+        &self,
+        op: Op<'_>,
+        subject: &str,
+        limit: Duration,
+    ) -> Result<()> {
+        let end = Instant::now() + limit;
+        loop {
+            let (value, condition) = (Bytes::new(), Condition::At(u64::MAX));
+            let put = Put { subject, value, ttl: None, condition };
+            match self.put(op, put).await {
+                Err(error) if is_unanswerable(&error) && Instant::now() < end => {
+                    sleep(REACH_PAUSE).await;
+                }
+                // What is denied is for `check` to tell.
+                Err(error) if error.kind() != ErrorKind::Denied => return Err(error),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    async fn ensure_bucket(&self, op: Op<'_>, config: &Config) -> Result<Bucket> {
+        let api = format!("STREAM.CREATE.{}", self.shared.stream);
+        let mut last = None;
+        for _ in 0..TRIES {
+            let refusal = match self.stream_info(op).await? {
+                Ok(info) => return info.config.check(op, config),
+                Err(refusal) => refusal,
+            };
+            if refusal.err_code != NO_STREAM {
+                return Err(refusal.error(op));
+            }
+            let settings = Settings::wanted(config, self.unique(), now_micros());
+            match self.api::<Info>(op, &api, &settings).await? {
+                Ok(info) => return info.config.check(op, config),
+                // Somebody else was faster, with another first sequence.
+                Err(refusal) if refusal.err_code == STREAM_DIFFERS => last = Some(refusal),
+                Err(refusal) => return Err(refusal.error(op)),
+            }
+        }
+        Err(last.map_or_else(|| op.contended(), |refusal| refusal.error(op)))
+    }
+
+    async fn stream_info(&self, op: Op<'_>) -> Result<Result<Info, Refusal>> {
+        let api = format!("STREAM.INFO.{}", self.shared.stream);
+        match self.api(op, &api, &Nothing {}).await {
+            // Nobody answers for JetStream at all.
+            Err(error) if is_unanswerable(&error) => {
+                let why =
+                    "the server has no JetStream; start it with -js, or enable it for the account";
+                Err(op.error(ErrorKind::Misconfigured).message(why).with_source(error))
+            }
+            answer => answer,
+        }
+    }
+}
+
+impl Settings {
+    fn wanted(config: &Config, identity: String, first_sequence: u64) -> Self {
+        Self {
+            name: stream_name(&config.bucket),
+            subjects: vec![format!("$KV.{}.>", config.bucket)],
+            retention: "limits".to_owned(),
+            storage: config.storage.as_str().to_owned(),
+            num_replicas: config.replicas.unwrap_or(1),
+            discard: "new".to_owned(),
+            discard_new_per_subject: false,
+            max_msgs: -1,
+            max_bytes: -1,
+            max_msgs_per_subject: 1,
+            max_msg_size: -1,
+            max_consumers: -1,
+            max_age: 0,
+            duplicate_window: nanos(Duration::from_secs(120)),
+            no_ack: false,
+            sealed: false,
+            allow_rollup_hdrs: true,
+            allow_msg_ttl: true,
+            subject_delete_marker_ttl: nanos(MARKER_TTL),
+            allow_atomic: true,
+            allow_msg_counter: false,
+            deny_delete: true,
+            first_sequence,
+            metadata: HashMap::from([(IDENTITY.to_owned(), identity)]),
+            mirror: None,
+            sources: None,
+            subject_transform: None,
+            persist_mode: None,
+        }
+    }
+
+    /// Refuses a bucket in which the promises can't be kept, naming the field.
+    fn check(&self, op: Op<'_>, config: &Config) -> Result<Bucket> {
+        let fail = |field: &str, found: &dyn std::fmt::Display, wanted: &str| {
+            let bucket = &config.bucket;
+            let why = format!("bucket {bucket:?} has {field} {found}; it has to be {wanted}");
+            Err(op.error(ErrorKind::Misconfigured).message(why))
+        };
+        let subject = format!("$KV.{}.>", config.bucket);
+        if self.subjects != [subject.as_str()] {
+            return fail("subjects", &self.subjects.join(","), &subject);
+        }
+        for (field, is_good, wanted) in [
+            ("mirror", self.mirror.is_none(), "none"),
+            ("sources", self.sources.as_ref().is_none_or(Vec::is_empty), "none"),
+            ("subject_transform", self.subject_transform.is_none(), "none"),
+        ] {
+            if !is_good {
+                return fail(field, &"set", wanted);
+            }
+        }
+        // With a limit on all messages, the oldest would go to make room for others.
+        let may_evict = self.max_msgs > 0 || self.max_bytes > 0;
+        for (field, found, is_good, wanted) in [
+            (
+                "storage",
+                &self.storage,
+                self.storage == config.storage.as_str(),
+                match config.storage {
+                    Storage::File => "file (or say storage=memory and lose all at a restart)",
+                    Storage::Memory => "memory, as the URL says",
+                },
+            ),
+            ("retention", &self.retention, self.retention == "limits", "limits"),
+            ("discard", &self.discard, self.discard == "new" || !may_evict, "new"),
+        ] {
+            if !is_good {
+                return fail(field, found, wanted);
+            }
+        }
+        if let Some(mode) = self.persist_mode.as_ref().filter(|mode| *mode != "default") {
+            return fail("persist_mode", mode, "default");
+        }
+        for (field, found, wanted) in [
+            ("discard_new_per_subject", self.discard_new_per_subject, false),
+            ("no_ack", self.no_ack, false),
+            ("sealed", self.sealed, false),
+            ("allow_msg_counter", self.allow_msg_counter, false),
+            ("allow_rollup_hdrs", self.allow_rollup_hdrs, true),
+            ("allow_msg_ttl", self.allow_msg_ttl, true),
+        ] {
+            if found != wanted {
+                return fail(field, &found, &wanted.to_string());
+            }
+        }
+        self.check_numbers(config, fail)
+    }
+
+    fn check_numbers(
+        &self,
+        config: &Config,
+        fail: impl Fn(&str, &dyn std::fmt::Display, &str) -> Result<Bucket>,
+    ) -> Result<Bucket> {
+        if self.max_msgs_per_subject != 1 {
+            // When the newest of several runs out, the one before it comes back.
+            return fail("max_msgs_per_subject", &self.max_msgs_per_subject, "1");
+        }
+        if self.max_age != 0 {
+            return fail("max_age", &format!("{:?}", Duration::from_nanos(self.max_age)), "0");
+        }
+        let marker = self.subject_delete_marker_ttl;
+        if marker == 0 || marker > nanos(MARKER_TTL) {
+            return fail("subject_delete_marker_ttl", &format!("{marker}ns"), "1s");
+        }
+        if self.max_msg_size > 0 && self.max_msg_size < 1024 * 1024 {
+            return fail("max_msg_size", &self.max_msg_size, "-1, or 1 MiB and more");
+        }
+        if self.first_sequence < FIRST_SEQUENCE_MIN {
+            let wanted = "the microseconds since 1970 when it was made";
+            return fail("first_seq", &self.first_sequence, wanted);
+        }
+        if let Some(wanted) = config.replicas.filter(|wanted| *wanted != self.num_replicas) {
+            return fail("num_replicas", &self.num_replicas, &format!("{wanted}, as the URL says"));
+        }
+        let Some(identity) = self.metadata.get(IDENTITY) else {
+            return fail("metadata", &format!("without {IDENTITY}"), "a random one there");
+        };
+        Ok(Bucket {
+            identity: identity.clone(),
+            atomic: self.allow_atomic,
+            storage: config.storage,
+            replicas: self.num_replicas,
+        })
+    }
+}
+
+/// Whether a server of this version lets records run out late while others are written.
+pub(crate) fn expires_late(text: &str) -> bool {
+    let is_in = |version: Version| LATE.iter().any(|(from, to)| (from..to).contains(&&version));
+    Version::parse(text).is_some_and(is_in)
+}
+
+/// Refuses a server that is too old.
+fn check_version(op: Op<'_>, text: &str) -> Result<(), Error> {
+    let Version(major, minor, patch) = OLDEST;
+    match Version::parse(text) {
+        Some(version) if version >= OLDEST => Ok(()),
+        _ => {
+            let why = format!(
+                "the server is NATS {text}; {major}.{minor}.{patch} or newer is needed: older ones \
+                 ignore a TTL, or a condition that a write depends on"
+            );
+            Err(op.error(ErrorKind::Unsupported).message(why))
+        }
+    }
+}
+
+impl Version {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.trim_start_matches('v').splitn(3, '.');
+        let mut number = || {
+            let part = parts.next()?;
+            let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+            part.get(..end)?.parse().ok()
+        };
+        Some(Self(number()?, number()?, number()?))
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The wall clock, for the first sequence of a new stream only: what it counts on from there rises
+/// whatever any clock does, and a stream that is made again begins above it.
+#[expect(clippy::disallowed_methods, reason = "the one place where terms take the time of day")]
+fn now_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use coord_core::BackendUrl;
+
+    use super::*;
+
+    fn config(url: &str) -> Config {
+        Config::from_url(&BackendUrl::parse(url).expect("parses")).expect("good")
+    }
+
+    fn settings(config: &Config) -> Settings {
+        Settings::wanted(config, "id".to_owned(), now_micros())
+    }
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        let op = Op::read("connect", "nats://a/orders");
+        for good in ["2.11.7", "2.12.0-RC.1", "2.12.0", "v2.15.1", "3.0.0"] {
+            check_version(op, good).expect(good);
+        }
+        for bad in ["2.9.25", "2.10.26", "2.11.6", "2.11", "", "new"] {
+            let error = check_version(op, bad).expect_err(bad);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("2.11.7 or newer"), "{error}");
+        }
+    }
+
+    #[test]
+    fn servers_that_expire_late_are_known() {
+        for version in ["2.11.7", "2.11.9", "2.12.0", "2.12.0-RC.1"] {
+            assert!(expires_late(version), "{version}");
+        }
+        for version in ["2.11.10", "2.11.11", "2.12.1", "2.15.1", "new"] {
+            assert!(!expires_late(version), "{version}");
+        }
+    }
+
+    #[test]
+    fn what_is_made_is_what_is_accepted() {
+        for url in ["nats://a/orders", "nats://a/orders?storage=memory&replicas=3&bucket=b"] {
+            let config = config(url);
+            let bucket = settings(&config).check(Op::read("connect", url), &config).expect("good");
+            assert_eq!((bucket.identity.as_str(), bucket.atomic), ("id", true));
+        }
+    }
+
+    #[test]
+    fn a_foreign_bucket_is_refused_by_its_field() {
+        type Change = fn(&mut Settings);
+        let cases: [(&str, Change); 20] = [
+            ("subjects", |s| s.subjects.push("more".to_owned())),
+            ("storage", |s| s.storage = "memory".to_owned()),
+            ("retention", |s| s.retention = "workqueue".to_owned()),
+            ("mirror", |s| s.mirror = Some(serde_json::Value::Bool(true))),
+            ("sources", |s| s.sources = Some(vec![serde_json::Value::Bool(true)])),
+            ("subject_transform", |s| s.subject_transform = Some(serde_json::Value::Bool(true))),
+            ("persist_mode", |s| s.persist_mode = Some("async".to_owned())),
+            ("discard", |s| (s.max_bytes, s.discard) = (1 << 30, "old".to_owned())),
+            ("discard_new_per_subject", |s| s.discard_new_per_subject = true),
+            ("no_ack", |s| s.no_ack = true),
+            ("sealed", |s| s.sealed = true),
+            ("allow_msg_counter", |s| s.allow_msg_counter = true),
+            ("allow_rollup_hdrs", |s| s.allow_rollup_hdrs = false),
+            ("allow_msg_ttl", |s| s.allow_msg_ttl = false),
+            ("max_msgs_per_subject", |s| s.max_msgs_per_subject = 5),
+            ("max_age", |s| s.max_age = 1),
+            ("subject_delete_marker_ttl", |s| s.subject_delete_marker_ttl = 60_000_000_000),
+            ("max_msg_size", |s| s.max_msg_size = 1_000),
+            ("first_seq", |s| s.first_sequence = 1),
+            ("metadata", |s| s.metadata.clear()),
+        ];
+        let config = config("nats://a/orders");
+        for (field, change) in cases {
+            let mut foreign = settings(&config);
+            change(&mut foreign);
+            let error = foreign.check(Op::read("connect", "x"), &config).expect_err(field);
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+            assert!(error.to_string().contains(&format!("has {field} ")), "{error}");
+        }
+        let three = self::config("nats://a/orders?replicas=3");
+        let error = settings(&config).check(Op::read("connect", "x"), &three).expect_err("one");
+        assert!(error.to_string().contains("has num_replicas 1"), "{error}");
+    }
+}

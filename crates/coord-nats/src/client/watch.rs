@@ -1,0 +1,401 @@
+//! Subscriptions: a snapshot, then what changes, read by a task of its own.
+//!
+//! The server's consumer begins with the last message of each subject and goes on with what
+//! follows. It numbers what it sends, so that a message that got lost on the way is seen to be
+//! missing. What it can't tell is a marker that came and went while nothing was sent: so a
+//! subscription ends when the connection was lost, and when nothing was heard of a record for
+//! longer than it may live.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use async_nats::{HeaderMap, HeaderValue, Message, StatusCode, Subscriber};
+use bytes::Bytes;
+use coord_core::{Error, ErrorKind, Result};
+use futures::stream::{self, BoxStream, StreamExt};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch as changes};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Client, MARKER_REASON, OPERATION, is_removal};
+use crate::error::Op;
+
+/// How often the server says that there is nothing to say, and after which silence it is away.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// How long the server keeps a consumer that nobody reads.
+const INACTIVE_MAX: Duration = Duration::from_secs(10);
+/// How much later than its TTL the end of a record may come to be known, before it counts as
+/// missed.
+const GRACE: Duration = Duration::from_secs(5);
+/// The most events that wait for a reader; one more, and all are replaced by a snapshot.
+const EVENTS_MAX: usize = 1_024;
+/// How many of those the reader has at hand.
+const CHANNEL: usize = 16;
+
+/// What a subscription tells of one subject.
+#[derive(Clone, Debug)]
+pub(crate) struct Update {
+    pub(crate) subject: String,
+    pub(crate) sequence: u64,
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    /// The record was written.
+    Put(Bytes),
+    /// It was removed on purpose.
+    Removed,
+    /// It ran out.
+    Expired,
+}
+
+/// What can be watched: state that is built from updates.
+pub(crate) trait Topic: Send + 'static {
+    type Event: fmt::Debug + Send + 'static;
+
+    /// Which subjects it is about.
+    fn filter(&self) -> String;
+
+    /// Takes an update in, and tells what it means and how long the record lives if it is not
+    /// written again; none where it stays.
+    fn apply(
+        &mut self,
+        update: Update,
+        events: &mut VecDeque<Self::Event>,
+    ) -> impl Future<Output = Result<Option<Duration>>> + Send;
+
+    /// The state now, as an event.
+    fn snapshot(&mut self) -> impl Future<Output = Result<Self::Event>> + Send;
+}
+
+/// One subscription. It ends with its first error, and with the handle.
+pub(crate) fn subscribe<T: Topic>(
+    client: &Client,
+    resource: &str,
+    topic: T,
+) -> BoxStream<'static, Result<T::Event>> {
+    let (client, resource) = (client.clone(), resource.to_owned());
+    // Not before somebody reads: only then there is a runtime for sure.
+    let start = async move {
+        let (events, receiver) = mpsc::channel(CHANNEL);
+        let task = Handle::current().spawn(follow(client, resource, topic, events));
+        stream::unfold((receiver, AbortOnDropHandle::new(task)), |(mut receiver, task)| async {
+            Some((receiver.recv().await?, (receiver, task)))
+        })
+    };
+    stream::once(start).flatten().boxed()
+}
+
+/// Reads a subscription to its end.
+async fn follow<T: Topic>(
+    client: Client,
+    resource: String,
+    topic: T,
+    out: mpsc::Sender<Result<T::Event>>,
+) {
+    let op = Op::read("watch", &resource);
+    let mut events = VecDeque::new();
+    let error = {
+        let run = run(&client, op, topic, &mut events, &out);
+        tokio::select! {
+            biased;
+            () = client.closed().cancelled() => op.closed(),
+            error = run => error,
+        }
+    };
+    // A reader that is gone needs neither.
+    for event in events {
+        if out.send(Ok(event)).await.is_err() {
+            return;
+        }
+    }
+    let _ = out.send(Err(error)).await;
+}
+
+async fn run<T: Topic>(
+    client: &Client,
+    op: Op<'_>,
+    mut topic: T,
+    events: &mut VecDeque<T::Event>,
+    out: &mpsc::Sender<Result<T::Event>>,
+) -> Error {
+    let mut subscription = match Subscription::open(client, op, topic.filter()).await {
+        Ok(subscription) => subscription,
+        Err(error) => return error,
+    };
+    let mut is_current = false;
+    let mut deadlines = Deadlines::default();
+    loop {
+        if events.len() > EVENTS_MAX || (!is_current && subscription.is_current) {
+            is_current = true;
+            events.clear();
+            match topic.snapshot().await {
+                Ok(snapshot) => events.push_back(snapshot),
+                Err(error) => return error,
+            }
+        }
+        let step = tokio::select! {
+            biased;
+            permit = out.reserve(), if !events.is_empty() => {
+                let Ok(permit) = permit else { return op.closed() };
+                if let Some(event) = events.pop_front() {
+                    permit.send(Ok(event));
+                }
+                continue;
+            }
+            step = subscription.next(op) => step,
+        };
+        let applied = match step {
+            Ok(Some(update)) => deadlines.apply(update, &mut topic, events).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = applied.and_then(|()| deadlines.check(op, Instant::now())) {
+            return error;
+        }
+        if !is_current {
+            // What is seen before the snapshot is told by it.
+            events.clear();
+        }
+    }
+}
+
+/// By when something has to be heard of each record.
+#[derive(Default)]
+struct Deadlines {
+    by_subject: HashMap<String, Instant>,
+    checked: Option<Instant>,
+}
+
+impl Deadlines {
+    async fn apply<T: Topic>(
+        &mut self,
+        update: Update,
+        topic: &mut T,
+        events: &mut VecDeque<T::Event>,
+    ) -> Result<()> {
+        let subject = update.subject.clone();
+        match topic.apply(update, events).await? {
+            Some(ttl) => self.by_subject.insert(subject, Instant::now() + ttl + GRACE),
+            None => self.by_subject.remove(&subject),
+        };
+        Ok(())
+    }
+
+    /// Fails where a record must have ended long ago and nothing was said of it.
+    fn check(&mut self, op: Op<'_>, now: Instant) -> Result<()> {
+        if self.checked.is_some_and(|checked| now < checked + HEARTBEAT) {
+            return Ok(());
+        }
+        self.checked = Some(now);
+        match self.by_subject.iter().find(|(_, deadline)| **deadline < now) {
+            None => Ok(()),
+            Some((subject, _)) => {
+                let why = format!("the end of a record was missed subject={subject}");
+                Err(op.unclear(why))
+            }
+        }
+    }
+}
+
+/// What the server sends.
+struct Subscription {
+    messages: Subscriber,
+    losses: changes::Receiver<u64>,
+    /// How many messages were taken in.
+    taken: u64,
+    /// How many make the snapshot.
+    pending: u64,
+    /// Whether all that was there at the beginning has been told.
+    is_current: bool,
+    heard: Instant,
+}
+
+#[derive(Serialize)]
+struct Create<'a> {
+    stream_name: &'a str,
+    config: Consumer<'a>,
+}
+
+#[derive(Serialize)]
+struct Consumer<'a> {
+    name: &'a str,
+    deliver_subject: &'a str,
+    deliver_policy: &'a str,
+    ack_policy: &'a str,
+    replay_policy: &'a str,
+    filter_subject: &'a str,
+    /// Nanoseconds.
+    idle_heartbeat: u128,
+    inactive_threshold: u128,
+    max_deliver: i64,
+    num_replicas: u8,
+    mem_storage: bool,
+}
+
+#[derive(Deserialize)]
+struct Created {
+    #[serde(default)]
+    num_pending: u64,
+}
+
+impl Subscription {
+    async fn open(client: &Client, op: Op<'_>, filter: String) -> Result<Self> {
+        client.ready(op).await?;
+        let losses = client.shared.losses();
+        let inbox = client.vendor.new_inbox();
+        let subscribe = client.vendor.subscribe(inbox.clone());
+        let messages = match tokio::time::timeout(client.shared.request_timeout, subscribe).await {
+            Ok(Ok(messages)) => messages,
+            Ok(Err(error)) => return Err(op.unclear("the connection broke").with_source(error)),
+            Err(_) => return Err(op.unclear("no room for a request in time")),
+        };
+        let (stream, name) = (&client.shared.stream, client.unique());
+        let config = Consumer {
+            name: &name,
+            deliver_subject: &inbox,
+            deliver_policy: "last_per_subject",
+            ack_policy: "none",
+            replay_policy: "instant",
+            filter_subject: &filter,
+            idle_heartbeat: HEARTBEAT.as_nanos(),
+            inactive_threshold: INACTIVE_MAX.as_nanos(),
+            max_deliver: 1,
+            num_replicas: 1,
+            mem_storage: true,
+        };
+        let api = format!("CONSUMER.CREATE.{stream}.{name}.{filter}");
+        let request = Create { stream_name: stream, config };
+        let created: Created =
+            client.api(op, &api, &request).await?.map_err(|refusal| refusal.error(op))?;
+        Ok(Self {
+            messages,
+            losses,
+            taken: 0,
+            pending: created.num_pending,
+            is_current: created.num_pending == 0,
+            heard: Instant::now(),
+        })
+    }
+
+    /// The next update; none for a sign of life. Nothing is lost if the future is dropped.
+    async fn next(&mut self, op: Op<'_>) -> Result<Option<Update>> {
+        let message = tokio::select! {
+            biased;
+            message = timeout_at(self.heard + SILENCE_MAX, self.messages.next()) => message,
+            _ = self.losses.changed() => return Err(op.unclear("the connection was lost")),
+        };
+        let message = match message {
+            Ok(Some(message)) => message,
+            Ok(None) => return Err(op.unclear("the client ended the subscription")),
+            Err(_) => return Err(op.unclear("nothing was heard of the server for too long")),
+        };
+        self.heard = Instant::now();
+        match message.status {
+            None => self.take(op, message).map(Some),
+            Some(StatusCode::IDLE_HEARTBEAT) => self.heartbeat(op, message.headers.as_ref()),
+            Some(status) => {
+                let said = message.description.unwrap_or_default();
+                Err(op.unclear(format!("the server ended the watch status={status} said={said:?}")))
+            }
+        }
+    }
+
+    fn heartbeat(&mut self, op: Op<'_>, headers: Option<&HeaderMap>) -> Result<Option<Update>> {
+        let last = headers.and_then(|headers| headers.get("Nats-Last-Consumer"));
+        let sent = last.and_then(|last| last.as_str().parse::<u64>().ok());
+        if sent.is_some_and(|sent| sent != self.taken) {
+            return Err(op.unclear("a message was lost on the way"));
+        }
+        // It is sent only when there is nothing else to send.
+        self.is_current = true;
+        Ok(None)
+    }
+
+    fn take(&mut self, op: Op<'_>, message: Message) -> Result<Update> {
+        let reply = message.reply.as_deref().unwrap_or_default();
+        let Some(place) = Place::parse(reply) else {
+            let why = format!("the server sent a message of an unknown form reply={reply:?}");
+            return Err(op.error(ErrorKind::Corrupt).message(why));
+        };
+        self.taken += 1;
+        if place.number != self.taken {
+            return Err(op.unclear("a message was lost on the way"));
+        }
+        self.is_current |= place.pending == 0 || self.taken >= self.pending;
+        let header = |name: &str| message.headers.as_ref()?.get(name).map(HeaderValue::as_str);
+        let what = if header(MARKER_REASON) == Some("MaxAge") {
+            What::Expired
+        } else if header(MARKER_REASON).is_some() || header(OPERATION).is_some_and(is_removal) {
+            What::Removed
+        } else {
+            What::Put(message.payload)
+        };
+        Ok(Update { subject: message.subject.to_string(), sequence: place.sequence, what })
+    }
+}
+
+/// Where a message stands, as the subject for its acknowledgement says.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    /// In the stream.
+    sequence: u64,
+    /// Among what the consumer has sent.
+    number: u64,
+    /// How many wait behind it.
+    pending: u64,
+}
+
+impl Place {
+    /// `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.<number>.<time>.<pending>`, or the
+    /// longer form with the domain and the account before the stream and a token at the end.
+    fn parse(reply: &str) -> Option<Self> {
+        let tokens: Vec<&str> = reply.split('.').collect();
+        let first = match (tokens.as_slice(), tokens.len()) {
+            (["$JS", "ACK", ..], 9) => 5,
+            (["$JS", "ACK", ..], 11..) => 7,
+            _ => return None,
+        };
+        let number = |index: usize| tokens.get(index)?.parse().ok();
+        Some(Self {
+            sequence: number(first)?,
+            number: number(first + 1)?,
+            pending: number(first + 3)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_where_it_stands() {
+        let place = Some(Place { sequence: 1_700, number: 2, pending: 0 });
+        assert_eq!(Place::parse("$JS.ACK.KV_t.w1.1.1700.2.1795975796485859536.0"), place);
+        let long = "$JS.ACK.hub.ACCOUNT.KV_t.w1.1.1700.2.1795975796485859536.0.token";
+        assert_eq!(Place::parse(long), place);
+        assert_eq!(Place::parse("$JS.FC.KV_t.w1.abc"), None);
+        assert_eq!(Place::parse(""), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_should_have_ended_is_noticed() {
+        let op = Op::read("watch", "orders");
+        let mut deadlines = Deadlines::default();
+        let now = Instant::now();
+        deadlines.by_subject.insert("a".to_owned(), now + Duration::from_secs(3) + GRACE);
+        deadlines.check(op, now).expect("alive");
+        deadlines.check(op, now + GRACE).expect("alive");
+        let late = now + Duration::from_secs(4) + GRACE;
+        let error = deadlines.check(op, late).expect_err("missed");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        deadlines.check(op, late).expect("looked at just now");
+    }
+}

@@ -1,0 +1,718 @@
+//! Tables and requests.
+//!
+//! A table is one record, its head: the highest fence and the manifest of the newest map. Claim and
+//! publish are a compare-and-set of the head, so a claim makes every write fail that was decided on
+//! before it. A map that is too large for the head stands in chunks, which are written before the
+//! head names them and never changed. Where the server has atomic batches, a write is conditional
+//! on the lease's record as well.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use coord_core::wire::{
+    AnswerV1, ChunkKey, EncodedMap, Manifest, Record, RequestV1, TableHeadV1, WireLimits, digest,
+    encode_map, encode_next,
+};
+use coord_core::{
+    Answer, Answered, Binding, Claim, ClaimRequest, Error, Fence, Placement, PlacementEvent,
+    Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName,
+    TableUid, Version,
+};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+
+use crate::client::{Client, Condition, Outcome, Put, Topic, Update, What, subscribe};
+use crate::error::Op;
+use crate::keys::Keys;
+use crate::lease::READS_MAX;
+use crate::{Handle, RACES_MAX, pause};
+
+/// How many chunks are written or read at once.
+const CHUNKS_MAX: usize = 8;
+
+/// The newest maps that this handle has seen, so that the next one is written and read as a
+/// difference.
+#[derive(Clone, Default)]
+pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Known>>>);
+
+#[derive(Clone)]
+struct Known {
+    manifest: Manifest,
+    map: Arc<ShardMap>,
+    /// Whether there are certainly no chunks to be removed.
+    is_swept: bool,
+}
+
+/// A head as it stands.
+struct Head {
+    sequence: u64,
+    record: TableHeadV1,
+}
+
+/// Whether a write has to be conditional on its lease.
+enum Guard {
+    /// The lease lives elsewhere, or the server has no atomic batches.
+    None,
+    /// This is the record under which the fence's grant holds its lease.
+    Held { subject: String, sequence: u64 },
+    /// The fence's grant does not hold its lease any more.
+    Lost,
+}
+
+#[async_trait]
+impl Placement for Handle {
+    async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
+        let op = Op::write("claim", request.table.as_str());
+        let fence = &request.fence;
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let (at, head) = self.head(op, &request.table).await?;
+            let guard = self.guard(op, fence).await?;
+            let record = match head {
+                None if matches!(guard, Guard::Lost) => return Ok(Claim::Fenced(fence.clone())),
+                None => {
+                    let (table, header) = (request.table.clone(), request.header.clone());
+                    TableHeadV1::created(table, header, fence.clone())
+                }
+                Some(head) => match refused(request, &head, &guard) {
+                    Some(refusal) => return Ok(refusal),
+                    None if head.fence == *fence && head.binding.admits(fence) => {
+                        return self.claimed(op, request, head).await;
+                    }
+                    None => head.with_binding(Binding::of(fence)).with_fence(fence.clone()),
+                },
+            };
+            if self.write_head(op, &request.table, &record, at, &guard).await? {
+                return self.claimed(op, request, record).await;
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn publish(
+        &self,
+        table: &TableName,
+        fence: &Fence,
+        expected: Version,
+        map: &Arc<ShardMap>,
+    ) -> Result<Publish> {
+        check_map(table, fence, expected, map)?;
+        let op = Op::write("publish", table.as_str());
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let (at, head) = self.head(op, table).await?;
+            let Some(head) = head else { return Ok(Publish::Fenced(None)) };
+            let guard = self.guard(op, fence).await?;
+            let passes = head.binding.admits(fence) && fence.passes(&head.fence);
+            if matches!(guard, Guard::Lost) || !passes {
+                return Ok(Publish::Fenced(Some(head.fence)));
+            }
+            if is_retry(&head, fence, map) {
+                return Ok(Publish::Published(map.version()));
+            }
+            let (uid, version) = (head.uid, head.version());
+            if map.uid() != uid || expected != version {
+                return Ok(Publish::Conflict { uid, version });
+            }
+            if *map.header() != head.header {
+                let why = format!("the map has header {:?}, the table another", map.header());
+                return Err(Error::invalid("publish", why).resource(table));
+            }
+            let EncodedMap { manifest, chunks, .. } = self.encode(table, &head, map)?;
+            self.write_chunks(op, table, chunks).await?;
+            let previous = head.manifest.clone();
+            let record = head.with_fence(fence.clone()).with_manifest(manifest.clone());
+            if self.write_head(op, table, &record, at, &guard).await? {
+                self.published(table, fence, previous, manifest, map);
+                return Ok(Publish::Published(map.version()));
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+        let op = Op::read("load", table.as_str());
+        let Some((head, map)) = self.reader().table(op, table).await? else { return Ok(None) };
+        Ok(Some(whole(head.record, map)))
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        let op = Op::read("tables", &self.info.target);
+        let filter = self.keys.tables();
+        let subjects = self.client.subjects(op, &filter, &self.bucket.identity).await?;
+        // A table that was deleted by the store's own tools leaves a marker.
+        let reads = subjects.into_iter().map(|subject| async move {
+            let last = self.client.get(op, &subject).await?;
+            Ok(last.value.and_then(|_| Keys::table_of(&subject)))
+        });
+        let mut tables: Vec<_> = stream::iter(reads)
+            .buffer_unordered(READS_MAX)
+            .try_filter_map(|table| async { Ok::<_, Error>(table) })
+            .try_collect()
+            .await?;
+        tables.sort_unstable();
+        Ok(tables)
+    }
+
+    fn watch(&self, table: &TableName) -> BoxStream<'static, Result<PlacementEvent>> {
+        let topic = TableTopic { reader: self.reader(), table: table.clone(), seen: 0, map: None };
+        subscribe(&self.client, table.as_str(), topic)
+    }
+
+    async fn request(&self, request: &Request) -> Result<RequestId> {
+        let name = request.id.to_string();
+        let op = Op::write("request", &name);
+        let subject = self.keys.asked(request.id);
+        let value = self.fitting(op, RequestV1::of(request).encode()?)?;
+        let mut at = 0;
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let put = Put {
+                subject: &subject,
+                value: value.clone(),
+                ttl: Some(request.time_limit),
+                condition: Condition::At(at),
+            };
+            if let Outcome::Done(_) = self.client.put(op, put).await? {
+                return Ok(request.id);
+            }
+            let last = self.client.get(op, &subject).await?;
+            if last.value.is_some() {
+                return Ok(request.id);
+            }
+            at = last.sequence;
+        }
+        Err(op.contended())
+    }
+
+    async fn answer(&self, id: &RequestId, fence: &Fence, answer: &Answer) -> Result<Answered> {
+        let name = id.to_string();
+        let op = Op::write("answer", &name);
+        let value = self.fitting(op, AnswerV1::of(*id, answer).encode()?)?;
+        let (asked, answered) = (self.keys.asked(*id), self.keys.answered(*id));
+        let cluster = TableName::cluster();
+        let table = self.keys.table(&cluster);
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            // The head is read before the answer and is a condition of the write. So whatever was
+            // answered under another head is seen here, and of those who see this one the first
+            // wins.
+            let (sequence, head) = self.head(op, &cluster).await?;
+            let claimed = head.map(|head| head.fence);
+            if claimed.as_ref() != Some(fence) {
+                return Ok(Answered::Fenced(claimed));
+            }
+            let Some(request) = self.client.get(op, &asked).await?.value else {
+                return Ok(Answered::Gone);
+            };
+            let request = read_request(op, *id, &request)?;
+            if let Some(earlier) = self.client.get(op, &answered).await?.value {
+                let earlier = read_answer(op, *id, &earlier)?;
+                let is_same = earlier == *answer;
+                return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
+            }
+            let first = format!("{id}.{sequence}");
+            let condition = Condition::Elsewhere { subject: &table, sequence, id: &first };
+            let ttl = Some(request.time_limit);
+            let put = Put { subject: &answered, value: value.clone(), ttl, condition };
+            if let Outcome::Done(_) = self.client.put(op, put).await? {
+                return Ok(Answered::Recorded);
+            }
+        }
+        Err(op.contended())
+    }
+
+    fn watch_requests(&self) -> BoxStream<'static, Result<RequestEvent>> {
+        let topic = RequestsTopic { filter: self.keys.requests(), open: BTreeMap::new() };
+        subscribe(&self.client, &self.info.target, topic)
+    }
+}
+
+/// Refuses a map that is not the version after `expected`, or that names another writer.
+fn check_map(table: &TableName, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
+    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
+        format!("the map is of version {}, which does not follow {expected}", map.version())
+    } else if map.writer() != Some(fence) {
+        format!("the map does not name the fence of term {} as its writer", fence.term)
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid("publish", why).resource(table))
+}
+
+/// Why a claim of a table that exists is refused, if it is.
+fn refused(request: &ClaimRequest, head: &TableHeadV1, guard: &Guard) -> Option<Claim> {
+    let fence = &request.fence;
+    let is_bound = head.binding.admits(fence);
+    if !is_bound && request.rebind_from.as_ref() != Some(&head.binding) {
+        return Some(Claim::OtherLease(head.binding.clone()));
+    }
+    if matches!(guard, Guard::Lost) || (is_bound && !fence.passes(&head.fence)) {
+        return Some(Claim::Fenced(head.fence.clone()));
+    }
+    (head.header != request.header).then(|| Claim::Mismatch(head.header.clone()))
+}
+
+/// Whether the stored map is this very one, written under this very fence.
+fn is_retry(head: &TableHeadV1, fence: &Fence, map: &ShardMap) -> bool {
+    head.manifest.as_ref().is_some_and(|manifest| {
+        manifest.uid() == map.uid()
+            && manifest.version() == map.version()
+            && manifest.writer() == fence
+            && manifest.digest() == digest(map)
+    })
+}
+
+/// A table of its head and the map that the head speaks of.
+fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> Table {
+    Table::new(head.table, head.fence, head.binding, map)
+}
+
+impl Handle {
+    fn reader(&self) -> Reader {
+        Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
+    }
+
+    /// The sequence of a head's last message, and the head.
+    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<(u64, Option<TableHeadV1>)> {
+        self.reader().head(op, table).await
+    }
+
+    /// What a write under this fence has to be conditional on.
+    async fn guard(&self, op: Op<'_>, fence: &Fence) -> Result<Guard> {
+        if !self.bucket.atomic || fence.origin != self.info.origin {
+            return Ok(Guard::None);
+        }
+        let subject = self.keys.lease(&fence.lease);
+        let last = self.client.get(op, &subject).await?;
+        let sequence = last.sequence;
+        Ok(match self.held(op, &fence.lease, last)? {
+            Some(held) if held.fence() == *fence => Guard::Held { subject, sequence },
+            _ => Guard::Lost,
+        })
+    }
+
+    /// Writes a head over the message with this sequence; false if another one is there by now, or
+    /// the lease's record is.
+    async fn write_head(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        head: &TableHeadV1,
+        at: u64,
+        guard: &Guard,
+    ) -> Result<bool> {
+        let subject = self.keys.table(table);
+        let value = self.fitting(op, head.encode()?)?;
+        let put = Put { subject: &subject, value, ttl: None, condition: Condition::At(at) };
+        let outcome = match guard {
+            Guard::Held { subject, sequence } => {
+                let guard = self.keys.guard(table);
+                self.client.put_guarded(op, put, &guard, (subject, *sequence)).await?
+            }
+            Guard::None | Guard::Lost => self.client.put(op, put).await?,
+        };
+        Ok(matches!(outcome, Outcome::Done(_)))
+    }
+
+    /// The table of a head that names the claiming fence.
+    async fn claimed(
+        &self,
+        op: Op<'_>,
+        request: &ClaimRequest,
+        head: TableHeadV1,
+    ) -> Result<Claim> {
+        let reader = self.reader();
+        if let Some(map) = reader.map(op, &head).await? {
+            return Ok(Claim::Claimed(whole(head, map)));
+        }
+        // A newer map has replaced it: by this fence's own hand, or by that of a successor.
+        Ok(match reader.table(op, &request.table).await? {
+            Some((head, map)) if head.record.fence == request.fence => {
+                Claim::Claimed(whole(head.record, map))
+            }
+            Some((head, _)) => Claim::Fenced(head.record.fence),
+            None => Claim::Fenced(request.fence.clone()),
+        })
+    }
+
+    fn encode(&self, table: &TableName, head: &TableHeadV1, map: &ShardMap) -> Result<EncodedMap> {
+        let limits = WireLimits::new(self.client.value_bytes_max())?;
+        match (self.maps.get(table), &head.manifest) {
+            (Some(known), Some(manifest)) if known.manifest == *manifest => {
+                encode_next(manifest, &known.map, map, limits)
+            }
+            _ => encode_map(map, limits),
+        }
+    }
+
+    async fn write_chunks(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        chunks: Vec<(ChunkKey, Bytes)>,
+    ) -> Result<()> {
+        let writes = chunks.into_iter().map(|(key, bytes)| self.write_chunk(op, table, key, bytes));
+        stream::iter(writes).buffer_unordered(CHUNKS_MAX).try_collect::<()>().await
+    }
+
+    /// Writes a chunk unless it is there.
+    async fn write_chunk(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        key: ChunkKey,
+        bytes: Bytes,
+    ) -> Result<()> {
+        let subject = self.keys.chunk(table, &key);
+        let mut at = 0;
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let condition = Condition::At(at);
+            let put = Put { subject: &subject, value: bytes.clone(), ttl: None, condition };
+            if let Outcome::Done(_) = self.client.put(op, put).await? {
+                return Ok(());
+            }
+            let last = self.client.get(op, &subject).await?;
+            match last.value {
+                Some(stored) if stored == bytes => return Ok(()),
+                Some(_) => {
+                    let why = format!("a chunk's key holds something else key={key}");
+                    return Err(Error::corrupt(op.name, why).resource(table));
+                }
+                None => at = last.sequence,
+            }
+        }
+        Err(op.contended())
+    }
+
+    /// Remembers a map that was published, and removes the chunks that nobody needs any more.
+    fn published(
+        &self,
+        table: &TableName,
+        fence: &Fence,
+        previous: Option<Manifest>,
+        manifest: Manifest,
+        map: &Arc<ShardMap>,
+    ) {
+        let was_swept = self.maps.get(table).is_some_and(|known| known.is_swept);
+        let is_inline = manifest.keys().next().is_none();
+        let is_swept = was_swept && is_inline;
+        let known = Known { manifest: manifest.clone(), map: Arc::clone(map), is_swept };
+        self.maps.put(table, known);
+        if is_swept {
+            return;
+        }
+        let named = manifest.keys().chain(previous.iter().flat_map(Manifest::keys)).collect();
+        let sweep = Sweep {
+            client: self.client.clone(),
+            keys: self.keys.clone(),
+            maps: self.maps.clone(),
+            identity: self.bucket.identity.clone(),
+            table: table.clone(),
+            fence: fence.clone(),
+            version: manifest.version(),
+            named,
+        };
+        self.client.tasks().spawn(sweep.run());
+    }
+}
+
+/// Removes what is left of older maps.
+struct Sweep {
+    client: Client,
+    keys: Keys,
+    maps: Maps,
+    identity: String,
+    table: TableName,
+    fence: Fence,
+    version: Version,
+    /// The chunks of the two newest manifests.
+    named: HashSet<ChunkKey>,
+}
+
+impl Sweep {
+    async fn run(self) {
+        if let Err(error) = self.sweep().await {
+            // The next publish tries again.
+            tracing::debug!(%error, table = %self.table, "old chunks were not removed");
+        }
+    }
+
+    async fn sweep(&self) -> Result<()> {
+        let op = Op::write("sweep", self.table.as_str());
+        let (filter, before) = self.keys.chunks(&self.table);
+        let subjects = self.client.subjects(op, &filter, &self.identity).await?;
+        if subjects.is_empty() {
+            self.maps.swept(&self.table, self.version);
+        }
+        let is_old = |subject: &String| {
+            let key = subject.strip_prefix(&before).and_then(|text| text.parse::<ChunkKey>().ok());
+            key.is_some_and(|key| self.is_old(&key))
+        };
+        let old: Vec<_> = subjects.into_iter().filter(is_old).collect();
+        let removals =
+            old.into_iter().map(|subject| async move { self.client.erase(op, &subject).await });
+        stream::iter(removals).buffer_unordered(CHUNKS_MAX).try_collect::<()>().await
+    }
+
+    /// Whether a chunk is of no use to anybody. Those of a greater term are a successor's, who may
+    /// be writing them just now.
+    fn is_old(&self, key: &ChunkKey) -> bool {
+        let is_mine = key.attempt == self.fence.attempt && key.version <= self.version;
+        let is_past = key.term < self.fence.term || (key.term == self.fence.term && is_mine);
+        is_past && !self.named.contains(key)
+    }
+}
+
+impl Maps {
+    fn get(&self, table: &TableName) -> Option<Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(table).cloned()
+    }
+
+    /// Remembers a map, unless a newer one of the same life is known.
+    fn put(&self, table: &TableName, known: Known) {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = maps.entry(table.clone()).or_insert_with(|| known.clone());
+        if newest.map.uid() != known.map.uid() || newest.map.version() <= known.map.version() {
+            *newest = known;
+        }
+    }
+
+    fn swept(&self, table: &TableName, version: Version) {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = maps.get_mut(table)
+            && known.manifest.version() == version
+        {
+            known.is_swept = true;
+        }
+    }
+}
+
+impl fmt::Debug for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maps").finish_non_exhaustive()
+    }
+}
+
+/// Reads tables.
+struct Reader {
+    client: Client,
+    keys: Keys,
+    maps: Maps,
+}
+
+impl Reader {
+    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<(u64, Option<TableHeadV1>)> {
+        let last = self.client.get(op, &self.keys.table(table)).await?;
+        let read = |value: Bytes| read_head(op, table, &value);
+        Ok((last.sequence, last.value.map(read).transpose()?))
+    }
+
+    /// A table with its map, whole.
+    async fn table(&self, op: Op<'_>, table: &TableName) -> Result<Option<(Head, Arc<ShardMap>)>> {
+        let mut before = None;
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let (sequence, head) = self.head(op, table).await?;
+            let Some(record) = head else { return Ok(None) };
+            if let Some(map) = self.map(op, &record).await? {
+                return Ok(Some((Head { sequence, record }, map)));
+            }
+            // It was removed with its manifest, so there must be another manifest by now.
+            if before == Some(sequence) {
+                let why = "a chunk is missing that the table's head names";
+                return Err(Error::corrupt(op.name, why).resource(table));
+            }
+            before = Some(sequence);
+        }
+        Err(op.contended())
+    }
+
+    /// The map that a head speaks of; none if a chunk of it is missing.
+    async fn map(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Option<Arc<ShardMap>>> {
+        let Some(manifest) = &head.manifest else {
+            return Ok(Some(Arc::new(ShardMap::empty(head.header.clone(), head.uid))));
+        };
+        let known = self.maps.get(&head.table);
+        if let Some(known) = &known
+            && known.manifest == *manifest
+        {
+            return Ok(Some(Arc::clone(&known.map)));
+        }
+        let have = known.as_ref().map(|known| &*known.map);
+        let reads = manifest.needed(have).into_iter().map(|key| async move {
+            let subject = self.keys.chunk(&head.table, &key);
+            let last = self.client.get(op, &subject).await?;
+            Ok::<_, Error>(last.value.map(|value| (key, value)))
+        });
+        let chunks: Vec<_> = stream::iter(reads).buffer_unordered(CHUNKS_MAX).try_collect().await?;
+        let Some(chunks) = chunks.into_iter().collect::<Option<HashMap<_, _>>>() else {
+            return Ok(None);
+        };
+        let map = manifest.assemble(have, &chunks).map_err(|error| op.corrupt(error))?;
+        let map = Arc::new(map);
+        let known = Known { manifest: manifest.clone(), map: Arc::clone(&map), is_swept: false };
+        self.maps.put(&head.table, known);
+        Ok(Some(map))
+    }
+}
+
+fn read_head(op: Op<'_>, table: &TableName, value: &[u8]) -> Result<TableHeadV1> {
+    let head = TableHeadV1::decode(value).map_err(|error| op.corrupt(error))?;
+    if head.table != *table {
+        let why = format!("the record is that of another table found={}", head.table);
+        return Err(Error::corrupt(op.name, why).resource(table));
+    }
+    Ok(head)
+}
+
+fn read_request(op: Op<'_>, id: RequestId, value: &[u8]) -> Result<Request> {
+    let request = RequestV1::decode(value)
+        .and_then(RequestV1::into_request)
+        .map_err(|error| op.corrupt(error))?;
+    if request.id != id {
+        let why = format!("the record is that of another request found={}", request.id);
+        return Err(Error::corrupt(op.name, why).resource(id));
+    }
+    Ok(request)
+}
+
+fn read_answer(op: Op<'_>, id: RequestId, value: &[u8]) -> Result<Answer> {
+    let record = AnswerV1::decode(value).map_err(|error| op.corrupt(error))?;
+    if record.id != id {
+        let why = format!("the record is the answer to another request found={}", record.id);
+        return Err(Error::corrupt(op.name, why).resource(id));
+    }
+    record.into_answer().map_err(|error| op.corrupt(error))
+}
+
+struct TableTopic {
+    reader: Reader,
+    table: TableName,
+    /// The sequence of the newest head that was taken in: a read may be ahead of the subscription.
+    seen: u64,
+    map: Option<Arc<ShardMap>>,
+}
+
+impl Topic for TableTopic {
+    type Event = PlacementEvent;
+
+    fn filter(&self) -> String {
+        self.reader.keys.table(&self.table)
+    }
+
+    async fn apply(
+        &mut self,
+        update: Update,
+        events: &mut VecDeque<PlacementEvent>,
+    ) -> Result<Option<Duration>> {
+        if update.sequence <= self.seen {
+            return Ok(None);
+        }
+        self.seen = update.sequence;
+        let table = self.table.clone();
+        let op = Op::read("watch", table.as_str());
+        let map = match update.what {
+            What::Put(value) => {
+                let head = read_head(op, &self.table, &value)?;
+                if self.shows(head.uid, head.version()) {
+                    return Ok(None);
+                }
+                match self.reader.map(op, &head).await? {
+                    Some(map) => Some(map),
+                    None => self.newest(op).await?,
+                }
+            }
+            What::Removed | What::Expired => None,
+        };
+        let is_next = match (&self.map, &map) {
+            (None, None) => return Ok(None),
+            (Some(old), Some(new)) => old.uid() == new.uid(),
+            _ => false,
+        };
+        self.map.clone_from(&map);
+        // Only the newest map waits for a slow reader.
+        let was_snapshot = events.drain(..).any(|e| matches!(e, PlacementEvent::Snapshot(_)));
+        events.push_back(match map {
+            Some(map) if is_next && !was_snapshot => PlacementEvent::Changed(map),
+            map => PlacementEvent::Snapshot(map),
+        });
+        Ok(None)
+    }
+
+    async fn snapshot(&mut self) -> Result<PlacementEvent> {
+        Ok(PlacementEvent::Snapshot(self.map.clone()))
+    }
+}
+
+impl TableTopic {
+    fn shows(&self, uid: TableUid, version: Version) -> bool {
+        self.map.as_ref().is_some_and(|map| map.uid() == uid && map.version() == version)
+    }
+
+    /// The table as it stands, where the subscription's head is out of date.
+    async fn newest(&mut self, op: Op<'_>) -> Result<Option<Arc<ShardMap>>> {
+        let Some((head, map)) = self.reader.table(op, &self.table).await? else { return Ok(None) };
+        self.seen = self.seen.max(head.sequence);
+        Ok(Some(map))
+    }
+}
+
+struct RequestsTopic {
+    filter: String,
+    /// With the sequence of each request, by which they are ordered.
+    open: BTreeMap<RequestId, (u64, RequestRecord)>,
+}
+
+impl Topic for RequestsTopic {
+    type Event = RequestEvent;
+
+    fn filter(&self) -> String {
+        self.filter.clone()
+    }
+
+    async fn apply(
+        &mut self,
+        update: Update,
+        events: &mut VecDeque<RequestEvent>,
+    ) -> Result<Option<Duration>> {
+        let Some((id, is_answer)) = Keys::request_of(&update.subject) else { return Ok(None) };
+        let op = Op::read("watch", &update.subject);
+        match (update.what, is_answer) {
+            (What::Put(value), false) => {
+                let request = read_request(op, id, &value)?;
+                let ttl = request.time_limit;
+                let record = RequestRecord::new(request.clone(), None);
+                if self.open.insert(id, (update.sequence, record)).is_none() {
+                    events.push_back(RequestEvent::Submitted(request));
+                }
+                return Ok(Some(ttl));
+            }
+            (What::Put(value), true) => {
+                // The answer may outlive its request, which is gone then, and the answer with it.
+                if let Some((_, record)) = self.open.get_mut(&id) {
+                    let answer = read_answer(op, id, &value)?;
+                    record.answer = Some(answer.clone());
+                    events.push_back(RequestEvent::Answered(id, answer));
+                }
+            }
+            (_, false) => {
+                if self.open.remove(&id).is_some() {
+                    events.push_back(RequestEvent::Gone(id));
+                }
+            }
+            (_, true) => {}
+        }
+        Ok(None)
+    }
+
+    async fn snapshot(&mut self) -> Result<RequestEvent> {
+        let mut open: Vec<_> = self.open.values().cloned().collect();
+        open.sort_unstable_by_key(|(sequence, _)| *sequence);
+        Ok(RequestEvent::Snapshot(open.into_iter().map(|(_, record)| record).collect()))
+    }
+}
