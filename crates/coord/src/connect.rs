@@ -41,10 +41,12 @@ pub fn registry() -> Registry {
         .fold(registry, |registry, (scheme, feature)| registry.with_known(scheme, feature));
     #[cfg(feature = "etcd")]
     let registry = with(registry, coord_etcd::SCHEME, coord_etcd::EtcdOpener::new());
+    #[cfg(feature = "nats")]
+    let registry = with(registry, coord_nats::SCHEME, coord_nats::NatsOpener::default());
     registry
 }
 
-#[cfg(feature = "etcd")]
+#[cfg(any(feature = "etcd", feature = "nats"))]
 fn with(mut registry: Registry, scheme: &str, opener: impl coord_core::Opener) -> Registry {
     registry.register(scheme, opener).expect("each backend has a scheme of its own");
     registry

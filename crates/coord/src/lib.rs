@@ -41,10 +41,11 @@
 //! | --- | --- | --- |
 //! | always there | `memory://cluster` | none: inside this process, for tests, demos and single processes |
 //! | `etcd` | `etcd://host,host/cluster` | etcd 3.4 or newer; building it takes `protoc` |
+//! | `nats` | `nats://host,host/cluster` | NATS 2.11.7 or newer with JetStream |
 //! | `tls` | | encrypted connections for the backends that are enabled |
 //! | `full` | | all of them |
 //!
-//! `nats`, `kube` and `redis` are known schemes whose backends are not in this version.
+//! `kube` and `redis` are known schemes whose backends are not in this version.
 
 #[doc(inline)]
 pub use coord_core::*;
