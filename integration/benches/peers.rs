@@ -21,7 +21,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// How many points a node has on a ring.
 const POINTS: u16 = 150;
 /// How long repetitions of one measurement go on, in seconds.
-const BUDGET: f64 = 0.15;
+const BUDGET: f64 = 0.25;
 /// What would take longer than this, in seconds, is extrapolated from a sample.
 const LONGEST: f64 = 2.0;
 /// How many shards a strategy of ours that is too slow for all of them is measured with.
@@ -127,7 +127,9 @@ struct Row {
     leave: f64,
     leave_peak: usize,
     join: f64,
-    /// Whether the times of leave and join, for ours all but the lookup, are extrapolated.
+    /// Whether everything was measured with a smaller map.
+    scaled: bool,
+    /// Whether the times of leave and join are extrapolated.
     sampled: bool,
     owners: Option<Owners>,
 }
@@ -170,6 +172,7 @@ fn ours(name: &'static str, strategy: &dyn PlacementStrategy, case: &Case, shard
         leave: fastest(|| plan(&full, &less)) * scale,
         leave_peak,
         join: fastest(|| plan(&full, &more)) * scale,
+        scaled: sampled,
         sampled,
         owners: (!sampled).then(|| Owners {
             before: owners(&full),
@@ -203,6 +206,7 @@ fn peer<P: Peer>(case: &Case) -> Row {
         leave: lookup * f64::from(case.shards),
         leave_peak: 0,
         join: lookup * f64::from(case.shards),
+        scaled: false,
         sampled: true,
         owners: None,
     };
@@ -279,25 +283,28 @@ fn print(case: &Case, rows: &[Row]) {
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for row in rows {
-        let mark = if row.sampled { "~" } else { "" };
-        let (build, lookup) = (seconds(row.build), row.lookup * 1e9);
-        let (left, joined) = (seconds(row.leave), seconds(row.join));
-        let (built, leaving) = (bytes(row.build_peak), bytes(row.leave_peak));
-        let ratios = [row.lookup / first.lookup, row.leave / first.leave, row.join / first.join];
-        let [a, b, c] = ratios.map(|ratio| format!("{ratio:.1}"));
-        let ours = if row.name.contains("coord") { mark } else { "" };
-        let leaving = if row.sampled { "-".to_owned() } else { leaving };
-        let built = if ours.is_empty() { built } else { "-".to_owned() };
+        let marks = [row.scaled, row.sampled].map(|mark| if mark { "~" } else { "" });
+        let [scaled, sampled] = marks;
+        let size = |unknown, size| if unknown { "-".to_owned() } else { bytes(size) };
         println!(
-            "| {} | {ours}{build} | {lookup:.1} ns | {mark}{left} | {mark}{joined} | {built} | {leaving} | {a} | {mark}{b} | {mark}{c} |",
-            row.name
+            "| {} | {scaled}{} | {scaled}{:.1} ns | {sampled}{} | {sampled}{} | {} | {} | {scaled}{:.1} | {sampled}{:.1} | {sampled}{:.1} |",
+            row.name,
+            seconds(row.build),
+            row.lookup * 1e9,
+            seconds(row.leave),
+            seconds(row.join),
+            size(row.scaled, row.build_peak),
+            size(row.sampled, row.leave_peak),
+            row.lookup / first.lookup,
+            row.leave / first.leave,
+            row.join / first.join,
         );
     }
     println!(
         "\nMoves and balance; the fewest from an even map to an even map: leave {leave}, join {join}.\n"
     );
     println!(
-        "| who | max/mean | leave: moves (the node's own) | over | max/mean | join: moves | over | max/mean |"
+        "| who | max/mean | leave: moves (the node's own) | ÷ fewest | max/mean | join: moves | ÷ fewest | max/mean |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     for row in rows {
@@ -314,9 +321,9 @@ fn moves(case: &Case, owners: &Owners, leave: usize, join: usize) -> String {
     let changed = |to: &[u16]| owners.before.iter().zip(to).filter(|(a, b)| a != b).count();
     let own = owners.before.iter().filter(|&&owner| owner == owners.gone).count();
     let (left, joined) = (changed(&owners.left), changed(&owners.joined));
-    let over = |moves: usize, fewest: usize| (moves as f64 / fewest as f64 - 1.0) * 100.0;
+    let over = |moves: usize, fewest: usize| moves as f64 / fewest as f64;
     format!(
-        "{:.3} | {left} ({own}) | {:+.0} % | {:.3} | {joined} | {:+.0} % | {:.3}",
+        "{:.3} | {left} ({own}) | {:.2} | {:.3} | {joined} | {:.2} | {:.3}",
         skew(&owners.before, case.nodes),
         over(left, leave),
         skew(&owners.left, case.nodes - 1),
