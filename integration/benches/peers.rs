@@ -1,5 +1,6 @@
 //! Placement beside the hashing crates, in one run: processor time of the thread (the minimum over
 //! repetitions), peak of the heap, moves and balance. Prints the tables of docs/benchmarks/peers.md.
+#![expect(clippy::print_stdout, reason = "the tables are what it is for")]
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -373,10 +374,10 @@ fn seconds(time: f64) -> String {
 }
 
 fn bytes(size: usize) -> String {
-    match size {
-        ..1024 => format!("{size} B"),
-        ..1_048_576 => format!("{:.1} KiB", size as f64 / 1024.0),
-        _ => format!("{:.1} MiB", size as f64 / 1_048_576.0),
+    match size as f64 / 1024.0 {
+        ..1.0 => format!("{size} B"),
+        kib @ ..1024.0 => format!("{kib:.1} KiB"),
+        kib => format!("{:.1} MiB", kib / 1024.0),
     }
 }
 
