@@ -19,6 +19,9 @@ pub struct Assignment {
     nodes: Vec<Option<NodeId>>,
     /// `shards × replicas` slots, 65,535 for nobody.
     owners: Vec<u16>,
+    /// How many places each slot fills; the last entry counts the empty ones. Kept, since a plan would
+    /// have to read the whole map for it.
+    counts: Vec<u32>,
 }
 
 impl Assignment {
@@ -26,7 +29,8 @@ impl Assignment {
     #[must_use]
     pub fn empty(shards: ShardCount, replicas: ReplicationFactor) -> Self {
         let owners = vec![NOBODY; places(shards, replicas)];
-        Self { shards, replicas, nodes: Vec::new(), owners }
+        let counts = vec![u32::try_from(owners.len()).unwrap_or(u32::MAX)];
+        Self { shards, replicas, nodes: Vec::new(), owners, counts }
     }
 
     /// An assignment of its parts: `nodes[slot]` names the node of a slot, and `owners` holds
@@ -52,15 +56,15 @@ impl Assignment {
         if let Some(twice) = nodes.iter().flatten().find(|id| !seen.insert(*id)) {
             return Err(PlanError::DuplicateNode(twice.clone()));
         }
-        let mut known = vec![false; usize::from(NOBODY) + 1];
-        known[usize::from(NOBODY)] = true;
-        for (slot, node) in nodes.iter().enumerate() {
-            known[slot] = node.is_some();
+        let (counts, unnamed) = count(&owners, nodes.len());
+        let no_node = |slot: &u16| !matches!(nodes.get(usize::from(*slot)), Some(Some(_)));
+        if unnamed || nodes.iter().zip(&counts).any(|(node, &count)| node.is_none() && count > 0) {
+            let unknown = |slot: &u16| *slot != NOBODY && no_node(slot);
+            if let Some(place) = owners.iter().position(unknown) {
+                return Err(PlanError::UnknownSlot { slot: owners[place], place });
+            }
         }
-        match owners.iter().position(|&slot| !known[usize::from(slot)]) {
-            Some(place) => Err(PlanError::UnknownSlot { slot: owners[place], place }),
-            None => Ok(Self { shards, replicas, nodes, owners }),
-        }
+        Ok(Self { shards, replicas, nodes, owners, counts })
     }
 
     /// What a map says, with the same slots.
@@ -161,18 +165,48 @@ impl Assignment {
     /// How many owners' places each node of the table fills.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&NodeId, u64> {
-        let mut counts = vec![0_u64; usize::from(NOBODY) + 1];
-        for &slot in &self.owners {
-            counts[usize::from(slot)] += 1;
-        }
+        let counts = self.counts.iter().map(|&count| u64::from(count));
         self.nodes.iter().zip(counts).filter_map(|(id, n)| Some((id.as_ref()?, n))).collect()
     }
 
-    /// The same shards with another node table and other owners; both were made by a strategy.
-    pub(crate) fn with_parts(&self, nodes: Vec<Option<NodeId>>, owners: Vec<u16>) -> Self {
-        debug_assert_eq!(owners.len(), self.owners.len());
-        Self { shards: self.shards, replicas: self.replicas, nodes, owners }
+    /// How many places each slot fills; the last entry counts the empty ones.
+    pub(crate) fn slot_counts(&self) -> &[u32] {
+        &self.counts
     }
+
+    /// The same shards with another node table and other owners; both were made by a strategy.
+    pub(crate) fn with_parts(
+        &self,
+        nodes: Vec<Option<NodeId>>,
+        owners: Vec<u16>,
+        counts: Vec<u32>,
+    ) -> Self {
+        debug_assert_eq!(owners.len(), self.owners.len());
+        debug_assert_eq!(count(&owners, nodes.len()), (counts.clone(), false));
+        Self { shards: self.shards, replicas: self.replicas, nodes, owners, counts }
+    }
+}
+
+/// How many places each of so many slots fills, and in one more entry how many no slot fills; and
+/// whether some of the latter name a slot all the same.
+fn count(owners: &[u16], slots: usize) -> (Vec<u32>, bool) {
+    // Four tables, because runs of one slot would make each increment wait for the last.
+    let mut tables = vec![[0_u32; 4]; slots + 1];
+    let (fours, rest) = owners.as_chunks::<4>();
+    let mut empty = 0_u32;
+    for four in fours {
+        for (lane, &slot) in four.iter().enumerate() {
+            empty += u32::from(slot == NOBODY);
+            tables[usize::from(slot).min(slots)][lane] += 1;
+        }
+    }
+    for &slot in rest {
+        empty += u32::from(slot == NOBODY);
+        tables[usize::from(slot).min(slots)][0] += 1;
+    }
+    let counts: Vec<u32> = tables.iter().map(|lanes| lanes.iter().sum()).collect();
+    let unnamed = counts[slots] != empty;
+    (counts, unnamed)
 }
 
 fn places(shards: ShardCount, replicas: ReplicationFactor) -> usize {

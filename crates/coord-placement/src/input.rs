@@ -63,21 +63,13 @@ impl<'a> Input<'a> {
         Ok(Self { current, settings, nodes, live, rank_of, zones: zone_of.len() })
     }
 
-    /// How many places each slot fills; the last entry counts the empty ones.
+    /// How many places each slot of the next node table fills; the last entry counts the empty ones.
     pub(crate) fn counts(&self) -> Vec<u32> {
-        // Four tables, because runs of one slot would make each increment wait for the last.
-        let last = self.nodes.len();
-        let mut tables = vec![[0_u32; 4]; last + 1];
-        let (fours, rest) = self.current.raw_owners().as_chunks::<4>();
-        for four in fours {
-            for (lane, &slot) in four.iter().enumerate() {
-                tables[usize::from(slot).min(last)][lane] += 1;
-            }
-        }
-        for &slot in rest {
-            tables[usize::from(slot).min(last)][0] += 1;
-        }
-        tables.iter().map(|lanes| lanes.iter().sum()).collect()
+        let mut counts = self.current.slot_counts().to_vec();
+        let empty = counts.pop().unwrap_or(0);
+        counts.resize(self.nodes.len(), 0);
+        counts.push(empty);
+        counts
     }
 
     pub(crate) fn rank(&self, slot: u16) -> Option<usize> {

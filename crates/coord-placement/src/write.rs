@@ -51,10 +51,10 @@ pub(crate) fn write(input: Input<'_>, rules: &Rules, mut draft: Draft) -> Plan {
         unsatisfied.extend(writer.not_drained(&draft.touched));
     }
     unsatisfied.extend(limited);
-    let Writer { owners, moves, .. } = writer;
+    let Writer { owners, counts, changed, moves, .. } = writer;
     Plan {
-        changed: owners != input.current.raw_owners(),
-        next: input.current.with_parts(input.nodes, owners),
+        changed,
+        next: input.current.with_parts(input.nodes, owners, counts),
         moves,
         unsatisfied,
         lower_bound: draft.lower_bound,
@@ -79,6 +79,9 @@ struct Writer<'a> {
     draft: &'a Draft,
     replicas: usize,
     owners: Vec<u16>,
+    /// How many places each slot fills in `owners`; the last entry counts the empty ones.
+    counts: Vec<u32>,
+    changed: bool,
     moves: Vec<Move>,
 }
 
@@ -86,7 +89,8 @@ impl<'a> Writer<'a> {
     fn new(input: &'a Input<'a>, rules: &'a Rules, draft: &'a Draft) -> Self {
         let replicas = usize::from(input.current.replicas().get());
         let owners = input.current.raw_owners().to_vec();
-        Self { input, rules, draft, replicas, owners, moves: Vec::new() }
+        let counts = input.counts();
+        Self { input, rules, draft, replicas, owners, counts, changed: false, moves: Vec::new() }
     }
 
     fn rank(&self, slot: u16) -> Option<u16> {
@@ -217,7 +221,12 @@ impl<'a> Writer<'a> {
         let ordered = self.order(shard, places);
         for (replica, place) in (0_u8..).zip(&ordered) {
             let to = self.input.live.get(usize::from(place.to)).map_or(NOBODY, |node| node.slot);
-            self.owners[shard * self.replicas + usize::from(replica)] = to;
+            let owner = &mut self.owners[shard * self.replicas + usize::from(replica)];
+            let before = std::mem::replace(owner, to);
+            self.changed |= before != to;
+            let last = self.counts.len() - 1;
+            self.counts[usize::from(before).min(last)] -= 1;
+            self.counts[usize::from(to).min(last)] += 1;
             if let Some(reason) = place.reason {
                 let shard = ShardId::new(u32::try_from(shard).unwrap_or(u32::MAX));
                 let (from, to) = (Slot::new(place.from), Slot::new(to));

@@ -12,14 +12,17 @@ use crate::input::{Input, NOBODY};
 use crate::plan::{Move, Plan, Reason, Unsatisfied};
 use crate::quota::{Claimant, Quota, quotas};
 
+/// How many shards are looked at together in the search for lost ones.
+const BLOCK: usize = 64;
+
 pub(super) fn plan(input: Input<'_>) -> Plan {
     let counts = input.counts();
     let quotas = goals(&input, &counts);
-    let mut work = Work::new(&input, &counts, &quotas);
+    let lower_bound = lower_bound(&input, &counts, &quotas);
+    let mut work = Work::new(&input, counts, &quotas);
     work.place_holes(&input);
     work.evict(&input, Reason::Drain);
     work.evict(&input, Reason::Balance);
-    let lower_bound = lower_bound(&input, &counts, &quotas);
     work.finish(input, lower_bound)
 }
 
@@ -52,11 +55,14 @@ fn lower_bound(input: &Input<'_>, counts: &[u32], quotas: &[Quota]) -> u64 {
 
 struct Work {
     next: Vec<u16>,
+    /// How many places each slot fills in `next` when all room is used up; the last entry counts the
+    /// empty ones.
+    counts: Vec<u32>,
+    changed: bool,
     moves: Vec<Move>,
     /// Slots with room, one entry for each place, round-robin over the nodes: so what one node loses
     /// spreads over all others, and is recovered from all in parallel.
     room: std::vec::IntoIter<u16>,
-    holes: usize,
     /// How many places each slot has to give away.
     surplus: Vec<u32>,
     unplaced: Option<(u64, ShardId)>,
@@ -65,24 +71,24 @@ struct Work {
 }
 
 impl Work {
-    fn new(input: &Input<'_>, counts: &[u32], quotas: &[Quota]) -> Self {
+    fn new(input: &Input<'_>, mut counts: Vec<u32>, quotas: &[Quota]) -> Self {
         let mut surplus = vec![0; input.nodes.len() + 1];
         let mut open = Vec::with_capacity(quotas.len());
-        let mut kept = 0;
         for (node, quota) in input.live.iter().zip(quotas) {
-            let count = counts[usize::from(node.slot)];
+            let count = &mut counts[usize::from(node.slot)];
             let goal = u32::try_from(quota.goal).unwrap_or(u32::MAX);
             surplus[usize::from(node.slot)] = count.saturating_sub(goal);
-            kept += count as usize;
-            if goal > count {
-                open.push((node.slot, goal - count));
+            if goal > *count {
+                open.push((node.slot, goal - *count));
+                *count = goal;
             }
         }
         Self {
             next: input.current.raw_owners().to_vec(),
+            counts,
+            changed: false,
             moves: Vec::new(),
             room: round_robin(open).into_iter(),
-            holes: input.current.raw_owners().len() - kept,
             surplus,
             unplaced: None,
             left: Vec::new(),
@@ -92,22 +98,47 @@ impl Work {
 
     /// Gives every shard without a live owner to a node with room.
     fn place_holes(&mut self, input: &Input<'_>) {
-        self.moves.reserve(self.holes.min(self.room.len()));
-        for shard in 0..self.next.len() {
-            if self.holes == 0 {
+        let mut lost = Vec::new();
+        let mut holes = 0;
+        for (slot, (count, &rank)) in (0..).zip(self.counts.iter_mut().zip(&input.rank_of)) {
+            if rank == NOBODY && *count > 0 {
+                holes += std::mem::take(count) as usize;
+                lost.push(if usize::from(slot) == input.nodes.len() { NOBODY } else { slot });
+            }
+        }
+        self.moves.reserve(holes.min(self.room.len()));
+        match *lost {
+            [] => {}
+            [one] => self.place(holes, |slot| slot == one),
+            [one, two] => self.place(holes, |slot| slot == one || slot == two),
+            _ => self.place(holes, |slot| input.rank(slot).is_none()),
+        }
+        if let Some((places, _)) = self.unplaced {
+            self.counts[input.nodes.len()] = u32::try_from(places).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// Gives so many places, each with a slot that is lost, to nodes with room.
+    fn place(&mut self, mut holes: usize, is_lost: impl Fn(u16) -> bool) {
+        // A block without a hole is seen to be one by vector instructions.
+        for (block, slots) in self.next.chunks_mut(BLOCK).enumerate() {
+            if holes == 0 {
                 break;
             }
-            let from = self.next[shard];
-            if input.rank(from).is_some() {
+            if !slots.iter().fold(false, |any, &slot| any | is_lost(slot)) {
                 continue;
             }
-            self.holes -= 1;
-            let to = self.room.next().unwrap_or(NOBODY);
-            self.next[shard] = to;
-            if to == NOBODY {
-                self.unplaced.get_or_insert((0, id(shard))).0 += 1;
-            } else {
-                self.moves.push(moved(shard, from, to, Reason::Orphan));
+            for (at, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| is_lost(**slot)) {
+                holes -= 1;
+                let shard = block * BLOCK + at;
+                let to = self.room.next().unwrap_or(NOBODY);
+                let from = std::mem::replace(slot, to);
+                self.changed |= from != to;
+                if to == NOBODY {
+                    self.unplaced.get_or_insert((0, id(shard))).0 += 1;
+                } else {
+                    self.moves.push(moved(shard, from, to, Reason::Orphan));
+                }
             }
         }
     }
@@ -125,22 +156,28 @@ impl Work {
         if allowed < possible {
             self.left.push(Unsatisfied::MovesLeft { reason, moves: possible - allowed });
         }
-        let last = input.nodes.len();
         let first = input.first_shard();
-        for shard in (first..self.next.len()).chain(0..first) {
+        let (before, after) = (self.moves.len(), self.next.len());
+        for shard in (first..after).chain(0..first) {
             if allowed == 0 {
                 break;
             }
             let from = self.next[shard];
-            let surplus = &mut surplus[usize::from(from).min(last)];
-            if *surplus == 0 {
+            // A place of the last entry is empty, and has nothing to give away.
+            let slot = usize::from(from).min(input.nodes.len());
+            if surplus[slot] == 0 {
                 continue;
             }
             let Some(to) = self.room.next() else { break };
-            *surplus -= 1;
+            surplus[slot] -= 1;
+            self.counts[slot] -= 1;
             allowed -= 1;
             self.next[shard] = to;
             self.moves.push(moved(shard, from, to, reason));
+        }
+        if self.moves.len() > before {
+            self.changed = true;
+            self.moves.sort_unstable_by_key(|one| one.shard);
         }
         if reason == Reason::Drain && possible < wanted {
             self.not_drained(input, &surplus);
@@ -157,13 +194,14 @@ impl Work {
     }
 
     fn finish(mut self, input: Input<'_>, lower_bound: u64) -> Plan {
-        self.moves.sort_unstable_by_key(|one| one.shard);
+        for slot in self.room {
+            self.counts[usize::from(slot)] -= 1;
+        }
         let unplaced = self.unplaced.map(|(places, first)| Unsatisfied::Unplaced { places, first });
-        let changed = !self.moves.is_empty() || self.next != input.current.raw_owners();
         Plan {
             optimal: self.moves.len() as u64 == lower_bound,
-            next: input.current.with_parts(input.nodes, self.next),
-            changed,
+            next: input.current.with_parts(input.nodes, self.next, self.counts),
+            changed: self.changed,
             moves: self.moves,
             unsatisfied: unplaced.into_iter().chain(self.left).collect(),
             lower_bound,
@@ -175,10 +213,15 @@ impl Work {
 fn round_robin(mut open: Vec<(u16, u32)>) -> Vec<u16> {
     let total = open.iter().map(|(_, places)| *places as usize).sum();
     let mut turns = Vec::with_capacity(total);
-    while !open.is_empty() {
-        open.retain_mut(|(slot, places)| {
-            turns.push(*slot);
-            *places -= 1;
+    // All nodes take part in as many rounds as the one with the fewest places.
+    while let Some(rounds) = open.iter().map(|(_, places)| *places).min() {
+        let from = turns.len();
+        turns.extend(open.iter().map(|(slot, _)| *slot));
+        for _ in 1..rounds {
+            turns.extend_from_within(from..from + open.len());
+        }
+        open.retain_mut(|(_, places)| {
+            *places -= rounds;
             *places > 0
         });
     }
