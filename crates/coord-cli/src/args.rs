@@ -10,6 +10,7 @@ Exit codes:
   1   it didn't hold: an invariant broke, a check was bad, a lease is held by another or was lost
   2   bad input: an argument, a name, a URL, an option
   3   the store could not be reached, refused, or holds something unreadable
+  4   the output could not be written; 141 if nobody reads it any more
   `lease run` hands the exit code of its command on; 126 and 127 mean that it could not be started.
 
 Without --backend and COORD_BACKEND the store is memory://, which lives inside this one process.";
@@ -132,6 +133,12 @@ pub(crate) enum Strategy {
 #[derive(Debug, Subcommand)]
 pub(crate) enum LeaseCommand {
     /// Run a command only while holding a lease; stop it when the lease is lost.
+    ///
+    /// The command, and what it has started, gets SIGTERM early enough to end before another can hold
+    /// the lease, and SIGKILL after the stop budget. Not covered: what begins a session of its own; what
+    /// the command has started where standard input is a terminal, since it then shares coord's process
+    /// group; and everything if coord itself is killed by SIGKILL or stopped. Show the fence to whatever
+    /// the command writes to: that covers these as well.
     Run(LeaseRunArgs),
     /// Show who holds a lease.
     Get {
@@ -156,17 +163,17 @@ pub(crate) struct LeaseRunArgs {
     pub(crate) name: String,
 
     /// How long the lease outlives a crash of this process.
-    #[arg(long, default_value = "15s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "15s", allow_hyphen_values = true, value_parser = humantime::parse_duration)]
     pub(crate) ttl: Duration,
 
     /// Give up after this time if another holds the lease; 0s tries once. Waits for ever by default.
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) wait: Option<Duration>,
 
-    /// How long the command may take to end after SIGTERM before it is killed. It must end before
-    /// another can hold the lease, so the lease counts as lost this much earlier.
-    #[arg(long, default_value = "1s", value_parser = humantime::parse_duration)]
-    pub(crate) stop_budget: Duration,
+    /// How long the command may take to end after SIGTERM before it is killed: below three tenths of the
+    /// TTL, since the lease counts as lost this much earlier. By default a fifth of the TTL, at most 1s.
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub(crate) stop_budget: Option<Duration>,
 
     /// This process's node id; by default made of the host's name and the process id.
     #[arg(long, env = "COORD_NODE")]

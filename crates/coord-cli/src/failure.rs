@@ -12,6 +12,10 @@ pub(crate) mod code {
     pub(crate) const BAD_INPUT: u8 = 2;
     /// The store can't be reached, refuses, or holds something unreadable.
     pub(crate) const STORE: u8 = 3;
+    /// The output can't be written.
+    pub(crate) const OUTPUT: u8 = 4;
+    /// Nobody reads the output any more: 128 and the number of SIGPIPE, as shells say it.
+    pub(crate) const NO_READER: u8 = 141;
     /// A command was found and could not be started; the convention of shells.
     pub(crate) const NOT_STARTED: u8 = 126;
     /// A command was not found; the convention of shells.
@@ -63,8 +67,41 @@ impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         // Whoever reads the output has had enough (`coord … | head`): nothing is left to be said.
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return Self::new(code::DID_NOT_HOLD, "");
+            return Self::new(code::NO_READER, "");
         }
-        Self::new(code::DID_NOT_HOLD, format!("can't write the output: {error}"))
+        Self::new(code::OUTPUT, format!("input or output: {error}"))
+    }
+}
+
+/// The text with the part before the `@` of every URL hidden.
+pub(crate) fn without_secrets(text: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        shown.push_str(before);
+        shown.push_str("://");
+        let end = after.find(|c: char| c.is_whitespace() || c == '\'').unwrap_or(after.len());
+        let (url, behind) = after.split_at(end);
+        match url.rsplit_once('@') {
+            Some((_, host)) => {
+                shown.push_str("***@");
+                shown.push_str(host);
+            }
+            None => shown.push_str(url),
+        }
+        rest = behind;
+    }
+    shown + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_before_the_host_is_hidden() {
+        let text = "unexpected 'nats://u:p@ss@h/c' and etcd://root:x@h, memory://orders";
+        let shown = "unexpected 'nats://***@h/c' and etcd://***@h, memory://orders";
+        assert_eq!(without_secrets(text), shown);
     }
 }

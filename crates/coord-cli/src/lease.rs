@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use coord::session::{LeaseGuard, TryAcquire};
-use coord::{Coord, LeaseName, LeaseRecord, NodeId, Page, Release};
+use coord::{Coord, LeaseName, LeaseRecord, NodeId, Page, Release, Ttl};
 
 use crate::args::{LeaseCommand, LeaseRunArgs, Output};
 use crate::failure::{Failure, code};
@@ -19,6 +19,10 @@ pub(crate) async fn run(
 ) -> Result<ExitCode, Failure> {
     let url = crate::backend_or_memory(backend);
     let coord = coord::connect(url).await?;
+    if coord.info().scheme == "memory" {
+        let note = "memory:// lives in this process alone and excludes nobody else; see --backend";
+        writeln!(io::stderr(), "coord: note: {note}")?;
+    }
     let code = match command {
         LeaseCommand::Run(args) => run_command(&coord, args).await,
         LeaseCommand::Get { name } => get(&coord, name, output).await,
@@ -123,8 +127,9 @@ async fn run_command(coord: &Coord, args: &LeaseRunArgs) -> Result<ExitCode, Fai
         Some(node) => coord.clone().with_node(NodeId::new(node)?),
         None => coord.clone(),
     };
+    let stop_budget = stop_budget(args)?;
     // The lease counts as lost early enough for the command to end before another can hold it.
-    let margin = (args.ttl / 10).max(Duration::from_millis(100)) + args.stop_budget;
+    let margin = (args.ttl / 10).max(Duration::from_millis(100)) + stop_budget;
     let lease = coord.lease(&args.name)?.ttl(args.ttl).margin(margin);
     let guard: LeaseGuard = match args.wait {
         Some(Duration::ZERO) => match lease.try_acquire().await? {
@@ -140,7 +145,27 @@ async fn run_command(coord: &Coord, args: &LeaseRunArgs) -> Result<ExitCode, Fai
         },
         None => lease.acquire().await?,
     };
-    child::supervise(guard, args).await
+    child::supervise(guard, args, stop_budget).await
+}
+
+/// The stop budget, checked against the TTL: what is left of that has to hold two renewals.
+fn stop_budget(args: &LeaseRunArgs) -> Result<Duration, Failure> {
+    let ttl = Ttl::new(args.ttl)?.get();
+    let Some(asked) = args.stop_budget else {
+        return Ok((ttl / 5).min(Duration::from_secs(1)));
+    };
+    let most = ttl * 3 / 10;
+    if asked < most {
+        return Ok(asked);
+    }
+    let (asked, ttl, most) = (
+        humantime::format_duration(asked),
+        humantime::format_duration(ttl),
+        humantime::format_duration(most),
+    );
+    Err(Failure::input(format!(
+        "--stop-budget {asked} does not fit into --ttl {ttl}: it must be below three tenths of it, {most}"
+    )))
 }
 
 fn held(name: &str, record: Option<&LeaseRecord>) -> Failure {

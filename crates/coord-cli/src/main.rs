@@ -16,10 +16,13 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::args::{Cli, Command};
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
     start_logging(cli.verbose);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let outcome = match runtime {
@@ -38,6 +41,20 @@ fn main() -> ExitCode {
     }
 }
 
+/// Says what is wrong with the arguments, or what was asked for in their place (help, version). clap
+/// repeats an argument that it can't place, which may be a URL with a password.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    if !error.use_stderr() || !text.contains("://") {
+        // Nothing can be done about an output that can't be written to.
+        let _ = error.print();
+    } else {
+        let hint = "\nA store's URL goes with --backend, before or after the command.\n";
+        let _ = write!(std::io::stderr(), "{}{hint}", failure::without_secrets(&text));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(code::BAD_INPUT))
+}
+
 async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let backend = cli.backend.as_deref();
     match &cli.command {
@@ -46,7 +63,9 @@ async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Check => check::run(backend, cli.output).await,
         Command::Lease(command) => lease::run(command, backend, cli.output).await,
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "coord", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "coord", &mut script);
+            std::io::stdout().write_all(&script)?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use clap::ValueEnum as _;
 use coord::placement::{
     Accepts, Assignment, Balanced, Candidate, ConsistentHash, PlacementStrategy, Plan,
     PlanSettings, Reason, Rendezvous,
@@ -83,7 +84,7 @@ impl Scene {
         Ok(Self {
             shards: ShardCount::new(args.shards)?,
             replicas: ReplicationFactor::new(args.replicas)?,
-            pins: args.pin.iter().map(|text| pin(text)).collect::<Result<_, _>>()?,
+            pins: pins(&args.pin)?,
             now,
             then,
         })
@@ -93,6 +94,11 @@ impl Scene {
 /// Reads NAME, NAME=CAPACITY, NAME@ZONE or NAME=CAPACITY@ZONE.
 fn candidate(text: &str) -> Result<Candidate, Failure> {
     let (text, zone) = match text.split_once('@') {
+        Some((_, zone)) if zone.contains('=') => {
+            let why =
+                format!("node {text:?}: the capacity goes before the zone, NAME=CAPACITY@ZONE");
+            return Err(Failure::input(why));
+        }
         Some((rest, zone)) => (rest, Some(Label::new(zone)?)),
         None => (text, None),
     };
@@ -105,6 +111,18 @@ fn candidate(text: &str) -> Result<Candidate, Failure> {
         None => (text, Capacity::default()),
     };
     Ok(Candidate::new(NodeId::new(name)?).with_capacity(capacity).with_zone(zone))
+}
+
+fn pins(texts: &[String]) -> Result<BTreeMap<ShardId, NodeId>, Failure> {
+    let mut pins = BTreeMap::new();
+    for text in texts {
+        let (shard, node) = pin(text)?;
+        if let Some(other) = pins.insert(shard, node.clone()) {
+            let why = format!("--pin: shard {shard} is pinned twice, to {other} and to {node}");
+            return Err(Failure::input(why));
+        }
+    }
+    Ok(pins)
 }
 
 fn pin(text: &str) -> Result<(ShardId, NodeId), Failure> {
@@ -173,7 +191,10 @@ impl Summary {
         };
         let counted = Reason::ALL.iter().map(|reason| (reason.as_str(), plan.count(*reason)));
         Self {
-            strategy: format!("{:?}", args.strategy).to_lowercase(),
+            strategy: args
+                .strategy
+                .to_possible_value()
+                .map_or(String::new(), |value| value.get_name().to_owned()),
             shards: args.shards,
             replicas: args.replicas,
             moves: list.len(),
@@ -204,9 +225,10 @@ impl Summary {
         let of =
             if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join(", ")) };
         writeln!(out, "\n{} moves{of}", self.moves)?;
-        match self.optimal {
-            true => writeln!(out, "proved: no plan with these shares moves fewer")?,
-            false => writeln!(out, "the bound for these shares is {} moves", self.lower_bound)?,
+        if self.optimal {
+            writeln!(out, "proved: no plan with these shares moves fewer")?;
+        } else if self.lower_bound > 0 {
+            writeln!(out, "no plan with these shares moves fewer than {}", self.lower_bound)?;
         }
         for what in &self.unsatisfied {
             writeln!(out, "not satisfied: {what}")?;

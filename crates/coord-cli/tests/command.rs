@@ -108,12 +108,30 @@ fn mistakes_are_named_in_one_line() {
     is_refused(&["lease", "get", "Bad Name"], 2, &["Bad Name"]);
     is_refused(&["lease", "run", "x", "--ttl", "1ms", "--", "true"], 2, &["1 s to 24 h"]);
     is_refused(&["demo", "--nodes", "1"], 2, &["2..=64"]);
+    is_refused(&["plan", "--nodes", "a,b", "--pin", "1=a,1=b"], 2, &["pinned twice"]);
+    is_refused(&["plan", "--nodes", "a@z=3"], 2, &["NAME=CAPACITY@ZONE"]);
+    let budget = ["lease", "run", "x", "--ttl", "1s", "--stop-budget", "5s", "--", "true"];
+    is_refused(&budget, 2, &["--stop-budget 5s", "--ttl 1s", "300ms"]);
+    let endless = ["lease", "run", "x", "--stop-budget", "18446744073709551615s", "--", "true"];
+    is_refused(&endless, 2, &["--stop-budget"]);
 }
 
 #[test]
 fn no_password_is_shown() {
     let output = coord(&["check", "--backend", "zookeeper://root:hunter2@h/orders"]);
     assert!(!stderr(&output).contains("hunter2"), "{}", stderr(&output));
+    let output = coord(&["check", "nats://root:hunter2@h/orders"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(!text.contains("hunter2") && text.contains("--backend"), "{text}");
+}
+
+#[test]
+fn every_ttl_can_be_run_with() {
+    for ttl in ["1s", "3s", "24h"] {
+        let output = coord(&["lease", "run", "x", "--ttl", ttl, "--", "true"]);
+        assert_eq!(output.status.code(), Some(0), "{ttl}: {}", stderr(&output));
+    }
 }
 
 #[test]
@@ -150,6 +168,46 @@ fn lease_run_hands_on_exit_code_and_fence() {
     assert_eq!(run(&["/"]).status.code(), Some(126));
 }
 
+/// A process that was paused past the TTL finds everything ready at once, and says what came first.
+#[cfg(unix)]
+#[test]
+fn lease_run_that_was_paused_past_its_ttl_says_that_the_lease_was_lost() {
+    use std::io::Read as _;
+    use std::process::Stdio;
+
+    for _ in 0..3 {
+        let mut running = Command::new(env!("CARGO_BIN_EXE_coord"))
+            .args([
+                "lease",
+                "run",
+                "x",
+                "--ttl",
+                "1s",
+                "--",
+                "sh",
+                "-c",
+                "echo up; sleep 1.2; echo ok",
+            ])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
+        let mut out = running.stdout.take().expect("piped");
+        out.read_exact(&mut [0; 3]).expect("it says that it is up");
+        let signal = |name: &str| {
+            let id = running.id().to_string();
+            assert!(Command::new("kill").args([name, &id]).status().expect("kill runs").success());
+        };
+        signal("-STOP");
+        out.read_exact(&mut [0; 3]).expect("it ends, after the TTL");
+        signal("-CONT");
+        let output = running.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains("was lost"), "{}", stderr(&output));
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn lease_run_stops_its_command_when_it_is_told_to_stop() {
@@ -173,7 +231,8 @@ fn lease_run_stops_its_command_when_it_is_told_to_stop() {
     let mut out = running.stdout.take().expect("piped");
     let mut up = [0; 3];
     out.read_exact(&mut up).expect("it says that it is up");
-    let told = Command::new("kill").arg(running.id().to_string()).status().expect("kill runs");
+    let told =
+        Command::new("kill").args(["-HUP", &running.id().to_string()]).status().expect("kill runs");
     assert!(told.success());
     let status = running.wait().expect("it ends");
     let mut rest = String::new();

@@ -45,7 +45,7 @@ pub trait Opener: Send + Sync + 'static {
 pub struct Registry {
     openers: BTreeMap<String, Arc<dyn Opener>>,
     /// Schemes that coord knows, with the cargo features that bring them.
-    known: BTreeMap<&'static str, &'static str>,
+    known: BTreeMap<&'static str, Option<&'static str>>,
 }
 
 impl Registry {
@@ -66,7 +66,14 @@ impl Registry {
     /// typing error. A scheme that is registered as well opens as registered.
     #[must_use]
     pub fn with_known(mut self, scheme: &'static str, feature: &'static str) -> Self {
-        self.known.insert(scheme, feature);
+        self.known.insert(scheme, Some(feature));
+        self
+    }
+
+    /// Knowing of a scheme that is meant to come and that no feature of this version brings.
+    #[must_use]
+    pub fn with_planned(mut self, scheme: &'static str) -> Self {
+        self.known.insert(scheme, None);
         self
     }
 
@@ -120,7 +127,8 @@ impl Registry {
     fn no_opener(&self, url: &BackendUrl) -> Error {
         let scheme = url.scheme();
         let what = match self.known.get(scheme) {
-            Some(feature) => format!("scheme {scheme:?} needs the cargo feature {feature:?}"),
+            Some(Some(feature)) => format!("scheme {scheme:?} needs the cargo feature {feature:?}"),
+            Some(None) => format!("scheme {scheme:?} has no backend in this version"),
             None => format!("unknown scheme {scheme:?}"),
         };
         let opens: Vec<_> = self.schemes().collect();
@@ -163,7 +171,7 @@ mod tests {
     use super::*;
 
     fn registry() -> Registry {
-        Registry::new().with_memory().with_known("etcd", "etcd").with_known("nats", "nats")
+        Registry::new().with_memory().with_known("etcd", "etcd").with_planned("nats")
     }
 
     async fn refused(url: &str) -> Error {

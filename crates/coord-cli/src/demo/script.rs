@@ -135,8 +135,11 @@ impl Player {
             }
             self.look();
             self.report.draw()?;
-            if came_at.is_none() && condition(&self.world, self.world.map().as_deref()) {
-                came_at = Some(Instant::now());
+            // It has to hold through the rest as well.
+            if condition(&self.world, self.world.map().as_deref()) {
+                came_at.get_or_insert_with(Instant::now);
+            } else {
+                came_at = None;
             }
             match came_at {
                 Some(at) if at.elapsed() >= self.rest => {

@@ -52,7 +52,7 @@ impl Frame {
             if colour { text.with(tint).to_string() } else { text }
         };
         let mut lines = vec![
-            paint(clip(&format!("{}  {}", self.title, stamp(self.elapsed)), width), Color::Cyan),
+            paint(clip(&format!("{}  {}", stamp(self.elapsed), self.title), width), Color::Cyan),
             clip(&format!("{}  {}", self.leadership(), self.assignment()), width),
             paint(clip(&format!("> {}", self.step), width), Color::Yellow),
             String::new(),
@@ -69,6 +69,32 @@ impl Frame {
         lines.extend(
             self.log.iter().map(|(at, line)| clip(&format!("{}  {line}", stamp(*at)), width)),
         );
+        lines
+    }
+
+    /// The frame in at most `height` lines: nodes are folded and old events left out as needed, and a
+    /// frame taller than the terminal could not be drawn over.
+    fn fitted(&self, width: usize, height: usize, colour: bool) -> Vec<String> {
+        const FIXED: usize = 5;
+        const LOG_MIN: usize = 3;
+        let room = height.saturating_sub(FIXED);
+        let for_nodes = room.saturating_sub(LOG_MIN.min(self.log.len())).max(1);
+        let mut shown = self.clone();
+        let folded = (self.nodes.len() > for_nodes).then(|| {
+            // The leader stays in sight.
+            shown.nodes.sort_by_key(|node| !node.leader);
+            shown.nodes.truncate(for_nodes - 1);
+            self.nodes.len() - shown.nodes.len()
+        });
+        let lines_of_nodes = shown.nodes.len() + usize::from(folded.is_some());
+        while shown.log.len() > room.saturating_sub(lines_of_nodes) {
+            shown.log.pop_front();
+        }
+        let mut lines = shown.lines(width, colour);
+        if let Some(folded) = folded {
+            lines.insert(4 + shown.nodes.len(), format!("  … and {folded} more"));
+        }
+        lines.truncate(height);
         lines
     }
 
@@ -105,27 +131,33 @@ impl Frame {
 /// Draws frames over each other.
 #[derive(Debug, Default)]
 pub(crate) struct Screen {
-    drawn: u16,
+    drawn: Vec<String>,
 }
 
 impl Screen {
-    /// Draws the frame in the place of the one before.
+    /// Draws the frame in the place of the one before, in one write, unless it is the same.
     pub(crate) fn draw(&mut self, frame: &Frame) -> io::Result<()> {
         let (columns, rows) = terminal::size().unwrap_or((80, 24));
-        let mut lines = frame.lines(usize::from(columns.max(20)) - 1, colour_wanted());
-        // A frame taller than the terminal can't be drawn over: the newest lines go first.
-        lines.truncate(usize::from(rows.max(4)) - 1);
-        let mut out = io::stdout().lock();
-        if self.drawn > 0 {
-            queue!(out, cursor::MoveUp(self.drawn))?;
+        let (columns, rows) = (usize::from(columns.max(20)) - 1, usize::from(rows.max(8)) - 1);
+        let lines = frame.fitted(columns, rows, colour_wanted());
+        if lines == self.drawn {
+            return Ok(());
+        }
+        let mut out = Vec::new();
+        if let Ok(up @ 1..) = u16::try_from(self.drawn.len()) {
+            queue!(out, cursor::MoveUp(up))?;
         }
         for line in &lines {
-            queue!(out, terminal::Clear(terminal::ClearType::CurrentLine))?;
-            writeln!(out, "{line}")?;
+            // The rest of a line goes after its text was written, so that nothing flickers.
+            write!(out, "{line}")?;
+            queue!(out, terminal::Clear(terminal::ClearType::UntilNewLine))?;
+            writeln!(out)?;
         }
         queue!(out, terminal::Clear(terminal::ClearType::FromCursorDown))?;
-        self.drawn = u16::try_from(lines.len()).unwrap_or(0);
-        out.flush()
+        self.drawn = lines;
+        let mut terminal = io::stdout().lock();
+        terminal.write_all(&out)?;
+        terminal.flush()
     }
 }
 
@@ -177,7 +209,7 @@ mod tests {
     #[test]
     fn a_frame_shows_leader_bars_and_log() {
         let lines = frame().lines(79, false);
-        assert_eq!(lines[0], "coord demo  1:01.2");
+        assert_eq!(lines[0], "1:01.2  coord demo");
         assert_eq!(lines[1], "n2 leads in term 7  map version 3, all 1024 shards assigned");
         assert_eq!(lines[4], "  n1  failed          0  ");
         assert_eq!(lines[5], format!("* n2  active        342  {}", "█".repeat(40)));
@@ -193,5 +225,10 @@ mod tests {
         }
         assert_eq!(frame.log.len(), LOG_LINES);
         assert!(frame.lines(20, false).iter().all(|line| line.chars().count() <= 20));
+        frame.nodes = vec![frame.nodes[1].clone(); 64];
+        let lines = frame.fitted(79, 23, false);
+        assert_eq!(lines.len(), 23);
+        assert!(lines.iter().any(|line| line.contains("… and 50 more")), "{lines:#?}");
+        assert!(lines.last().is_some_and(|line| line.starts_with("1:39.0")), "{lines:#?}");
     }
 }

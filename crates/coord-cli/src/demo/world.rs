@@ -93,11 +93,12 @@ impl World {
         leader.or_else(|| self.running.values().next()).map(Cluster::status)
     }
 
-    /// All nodes see this many active members and the same version of a settled table.
+    /// One node leads, and all see this many active members and the same version of a settled table.
     pub(crate) fn is_settled(&self, active: usize) -> bool {
         let mut versions = self.maps().map(|(_, map)| map.version());
         let first = versions.next();
-        first.is_some()
+        self.leaders().len() == 1
+            && first.is_some()
             && versions.all(|version| Some(version) == first)
             && self.running.values().all(|cluster| {
                 let status = cluster.status();

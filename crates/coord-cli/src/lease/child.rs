@@ -1,15 +1,15 @@
 //! A command that runs only while a lease is held.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 use coord::session::LeaseGuard;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind};
 use tokio::time::timeout;
 
 use crate::args::LeaseRunArgs;
@@ -17,69 +17,111 @@ use crate::failure::{Failure, code};
 
 /// Runs the command under the guard. The command has ended when this returns, and only then is the
 /// lease released.
-pub(super) async fn supervise(guard: LeaseGuard, args: &LeaseRunArgs) -> Result<ExitCode, Failure> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut command = match Supervised::start(&guard, args) {
+pub(super) async fn supervise(
+    guard: LeaseGuard,
+    args: &LeaseRunArgs,
+    stop_budget: Duration,
+) -> Result<ExitCode, Failure> {
+    let mut told = Told::new()?;
+    let mut command = match Supervised::start(&guard, args, stop_budget) {
         Ok(command) => command,
         Err(failure) => {
             guard.release().await?;
             return Err(failure);
         }
     };
-    let (status, lost) = tokio::select! {
-        status = command.child.wait() => (status?, None),
-        lost = guard.lost() => (command.stop().await?, Some(lost)),
-        _ = interrupt.recv() => (command.stop().await?, None),
-        _ = terminate.recv() => (command.stop().await?, None),
+    let (status, how) = tokio::select! {
+        biased;
+        _ = guard.lost() => (command.stop().await?, "was stopped"),
+        status = command.child.wait() => (status?, "ended by itself, too late"),
+        () = told.to_stop() => (command.stop().await?, "was stopped"),
     };
     // What the command has left running must not go on without the lease.
     command.tell(Signal::KILL);
-    if let Some(lost) = lost {
-        let message = format!("the lease {} was lost ({lost}); the command was stopped", args.name);
+    // A process that was paused finds everything ready at once: the clock tells what came first.
+    if !guard.is_held() {
+        let lost = guard.lost().await;
+        let message = format!("the lease {} was lost ({lost}); the command {how}", args.name);
         return Err(Failure::new(code::DID_NOT_HOLD, message));
     }
     guard.release().await?;
     Ok(exit_code(status))
 }
 
-/// The command, and the process group that it leads.
+/// The signals by which this process is told to stop.
+struct Told([unix::Signal; 4]);
+
+impl Told {
+    fn new() -> io::Result<Self> {
+        let [interrupt, terminate, hangup, quit] = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+        ]
+        .map(unix::signal);
+        Ok(Self([interrupt?, terminate?, hangup?, quit?]))
+    }
+
+    async fn to_stop(&mut self) {
+        let [interrupt, terminate, hangup, quit] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            _ = quit.recv() => {}
+        }
+    }
+}
+
+/// The command, and whom its signals go to.
 struct Supervised {
     child: Child,
-    group: Option<Pid>,
+    id: Option<Pid>,
+    own_group: bool,
     stop_budget: Duration,
 }
 
 impl Supervised {
-    fn start(guard: &LeaseGuard, args: &LeaseRunArgs) -> Result<Self, Failure> {
+    fn start(
+        guard: &LeaseGuard,
+        args: &LeaseRunArgs,
+        stop_budget: Duration,
+    ) -> Result<Self, Failure> {
         let Some((program, rest)) = args.command.split_first() else {
             return Err(Failure::input("no command is given after --"));
         };
         let fence = guard.fence();
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(rest)
             .env("COORD_LEASE", fence.lease.as_str())
             .env("COORD_TERM", fence.term.to_string())
             .env("COORD_ATTEMPT", fence.attempt.to_string())
             .env("COORD_ORIGIN", fence.origin.as_str())
-            // A group of its own, so that what the command has started is stopped with it.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| {
-                let code = match error.kind() {
-                    io::ErrorKind::NotFound => code::NOT_FOUND,
-                    _ => code::NOT_STARTED,
-                };
-                Failure::new(code, format!("can't start {}: {error}", program.display()))
-            })?;
-        let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        Ok(Self { child, group, stop_budget: args.stop_budget })
+            .kill_on_drop(true);
+        // A group of its own, so that what the command has started is stopped with it. At a terminal it
+        // stays in this one: only then may it read, and the terminal's own keys reach both.
+        let own_group = !io::stdin().is_terminal();
+        if own_group {
+            command.process_group(0);
+        }
+        let child = command.spawn().map_err(|error| {
+            let code = match error.kind() {
+                io::ErrorKind::NotFound => code::NOT_FOUND,
+                _ => code::NOT_STARTED,
+            };
+            Failure::new(code, format!("can't start {}: {error}", program.display()))
+        })?;
+        let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        Ok(Self { child, id, own_group, stop_budget })
     }
 
     /// Asks the command and all that it has started to end, and kills it after the budget.
     async fn stop(&mut self) -> io::Result<ExitStatus> {
         self.tell(Signal::TERM);
+        // One that is stopped hears nothing else before it goes on.
+        self.tell(Signal::CONT);
         if let Ok(status) = timeout(self.stop_budget, self.child.wait()).await {
             return status;
         }
@@ -87,13 +129,20 @@ impl Supervised {
         self.child.wait().await
     }
 
-    /// Sends a signal to the whole group. One that is gone already needs none.
+    /// Sends a signal to the whole group, or to the command alone where it has none. What is gone
+    /// already needs no signal.
     fn tell(&self, signal: Signal) {
-        if let Some(group) = self.group
-            && let Err(error) = kill_process_group(group, signal)
-            && error != Errno::SRCH
-        {
-            tracing::warn!(%error, "can't signal the command");
+        let Some(id) = self.id else { return };
+        let sent = if self.own_group {
+            kill_process_group(id, signal)
+        } else if self.child.id().is_some() {
+            kill_process(id, signal)
+        } else {
+            Ok(())
+        };
+        match sent {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(error) => tracing::warn!(%error, "can't signal the command"),
         }
     }
 }
