@@ -108,6 +108,12 @@ fn lookup() {
     });
     let each = time.as_secs_f64() * 1e9 / keys.len() as f64;
     println!("\nlookup of a key's owner, 1,048,576 shards, 1000 nodes: {each:.1} ns");
+    let parts = || (map.nodes().to_vec(), map.raw_owners().to_vec());
+    let time = fastest(20, || {
+        let (nodes, owners) = parts();
+        Assignment::new(count, map.replicas(), nodes, owners).expect("valid")
+    });
+    println!("\nreading that map, which checks and counts its owners: {time:.1?}");
 }
 
 fn fastest<T>(repeats: usize, mut run: impl FnMut() -> T) -> Duration {

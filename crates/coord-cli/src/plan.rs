@@ -202,7 +202,7 @@ impl Summary {
             optimal: plan.is_optimal(),
             reasons: counted.filter(|(_, count)| *count > 0).collect(),
             nodes: names.into_iter().map(change).collect(),
-            unsatisfied: plan.unsatisfied().iter().map(|w| format!("{w:?}")).collect(),
+            unsatisfied: plan.unsatisfied().iter().map(ToString::to_string).collect(),
             list: args.moves.then_some(list),
         }
     }

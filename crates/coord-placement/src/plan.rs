@@ -161,6 +161,50 @@ pub enum Unsatisfied {
     },
 }
 
+impl fmt::Display for PinProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UnknownShard => "there is no such shard",
+            Self::NotLive => "the node is not live",
+            Self::Draining => "the node is draining",
+            Self::Excluded => "the node is excluded for this shard",
+            Self::TooMany => "the shard has more pins than owners, or one of them twice",
+            Self::Full => "the node holds as many shards as it may",
+        })
+    }
+}
+
+impl fmt::Display for Unsatisfied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooFewNodes { replicas, nodes } => {
+                write!(f, "{nodes} nodes accept shards; each shard should have {replicas} owners")
+            }
+            Self::TooFewZones { replicas, zones } => {
+                write!(f, "{zones} zones accept shards; each shard should have {replicas} owners")
+            }
+            Self::Unplaced { places, first } => {
+                write!(f, "{places} owners' places stay empty, the first in shard {first}")
+            }
+            Self::ZoneShared { shards, first } => {
+                write!(f, "{shards} shards share a zone needlessly, the first is shard {first}")
+            }
+            Self::Pin { shard, node, problem } => {
+                write!(f, "shard {shard} is not pinned to node {node}: {problem}")
+            }
+            Self::MovesLeft { reason, moves } => {
+                write!(f, "{moves} moves for {reason} are left for later plans by the limit")
+            }
+            Self::Uneven { nodes } => {
+                write!(f, "{nodes} nodes are above or below their share")
+            }
+            Self::NotDrained { node, places } => {
+                write!(f, "draining node {node} keeps {places} places that nobody else can take")
+            }
+        }
+    }
+}
+
 /// The next map, and how it differs from the current one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {

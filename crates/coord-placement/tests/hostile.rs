@@ -149,7 +149,7 @@ fn check_rules(problem: &Problem, plan: &Plan) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn every_plan_is_valid_and_does_not_depend_on_order(

@@ -105,3 +105,22 @@ fn every_plan_has_the_fewest_moves() {
         );
     }
 }
+
+/// A node leaves and returns, at sizes that the solver still manages.
+#[test]
+fn larger_plans_have_the_fewest_moves() {
+    let mut random = Random(5);
+    for (shards, nodes, zones, replicas, weights) in
+        [(1024, 100, 1, 1, 1), (256, 12, 4, 3, 1), (256, 12, 4, 3, 4)]
+    {
+        let mut weight = || 65_536 * (1 + random.below(weights)) as u64;
+        let all: Vec<Candidate> = (0..nodes).map(|n| node(n, n % zones, weight())).collect();
+        let settings = PlanSettings::default();
+        let full = Balanced::new().plan(&nothing(shards, replicas), &all, &settings);
+        let full = full.expect("a plan").into_next();
+        let less = Balanced::new().plan(&full, &all[1..], &settings).expect("a plan");
+        check(&full, &all[1..], &less);
+        let back = Balanced::new().plan(less.next(), &all, &settings).expect("a plan");
+        check(less.next(), &all, &back);
+    }
+}

@@ -28,6 +28,16 @@ pub(super) struct Board<'a> {
     pub(super) lower_bound: u64,
     /// Shards that have to be looked at when the plan is written down; may hold one twice.
     pub(super) touched: Vec<u32>,
+    /// Shards with two owners in one zone, where that may be too many.
+    close: Vec<u32>,
+}
+
+/// Who may stay at a slot's places.
+#[derive(Clone, Copy, Debug)]
+struct Stay {
+    /// `NOBODY` if nobody may.
+    rank: u16,
+    zone: u16,
 }
 
 impl<'a> Board<'a> {
@@ -52,6 +62,7 @@ impl<'a> Board<'a> {
             quotas: Vec::new(),
             lower_bound: 0,
             touched: Vec::new(),
+            close: Vec::new(),
         };
         board.read();
         board.set_quotas();
@@ -148,40 +159,85 @@ impl<'a> Board<'a> {
 
     /// Which owners of the current map may stay: alive, accepting, named once, not excluded.
     fn read(&mut self) {
-        let input = self.input;
-        let keeps: Vec<u16> = input
-            .rank_of
-            .iter()
-            .map(|&rank| match input.live.get(usize::from(rank)) {
-                Some(node) if node.takes_new => rank,
-                _ => NOBODY,
-            })
-            .collect();
-        let last = input.nodes.len();
-        let slots = input.current.raw_owners();
-        self.old = slots.iter().map(|&slot| keeps[usize::from(slot).min(last)]).collect();
-        let mut odd = Vec::new();
-        for (shard, old) in (0_u32..).zip(self.old.chunks_exact_mut(self.replicas)) {
-            let mut holes = false;
-            for place in 0..old.len() {
-                let rank = old[place];
-                if rank == NOBODY {
-                    holes = true;
-                    continue;
-                }
-                let twice = old[..place].contains(&rank);
-                if twice || (!self.rules.is_empty() && self.rules.excludes(shard as usize, rank)) {
-                    old[place] = NOBODY;
-                    holes = true;
-                    continue;
-                }
-                self.loads[usize::from(rank)] += 1;
-            }
-            if holes {
-                odd.push(shard);
+        let stays = |&rank: &u16| match self.input.live.get(usize::from(rank)) {
+            Some(node) if node.takes_new => Stay { rank, zone: node.zone },
+            _ => Stay { rank: NOBODY, zone: NOBODY },
+        };
+        let stays: Vec<Stay> = self.input.rank_of.iter().map(stays).collect();
+        for (count, stay) in self.input.counts().into_iter().zip(&stays) {
+            if let Some(load) = self.loads.get_mut(usize::from(stay.rank)) {
+                *load = u64::from(count);
             }
         }
-        self.touched = odd;
+        match self.replicas {
+            1 => self.read_each::<1>(&stays),
+            2 => self.read_each::<2>(&stays),
+            3 => self.read_each::<3>(&stays),
+            4 => self.read_each::<4>(&stays),
+            5 => self.read_each::<5>(&stays),
+            6 => self.read_each::<6>(&stays),
+            _ => self.read_each::<7>(&stays),
+        }
+        for at in 0..self.touched.len() {
+            self.leave_out_repeated(self.touched[at] as usize);
+        }
+        let (settings, shards) = (self.input.settings, self.shards());
+        for shard in settings.exclusions.keys().map(|shard| shard.index()) {
+            if shard < shards {
+                self.leave_out_excluded(shard);
+            }
+        }
+        self.take_touched();
+    }
+
+    /// Reads the map with so many places for each shard, and notes the shards that need a closer look.
+    fn read_each<const PLACES: usize>(&mut self, stays: &[Stay]) {
+        let last = stays.len() - 1;
+        let crowds = self.zone_limits.iter().any(|&limit| usize::from(limit) < self.owners);
+        let (shards, _) = self.input.current.raw_owners().as_chunks::<PLACES>();
+        self.old.reserve_exact(shards.len() * PLACES);
+        for (shard, slots) in (0_u32..).zip(shards) {
+            let stays = slots.map(|slot| stays[usize::from(slot).min(last)]);
+            let ranks = stays.map(|stay| stay.rank);
+            self.old.extend_from_slice(&ranks);
+            let (mut odd, mut close) = (ranks.contains(&NOBODY), false);
+            for (place, one) in stays.iter().enumerate() {
+                for other in &stays[..place] {
+                    odd |= one.rank == other.rank;
+                    close |= one.zone == other.zone;
+                }
+            }
+            if odd {
+                self.touched.push(shard);
+            }
+            if close && crowds {
+                self.close.push(shard);
+            }
+        }
+    }
+
+    /// Leaves out a node where a shard names it again.
+    fn leave_out_repeated(&mut self, shard: usize) {
+        let places = self.places(shard);
+        let old = &mut self.old[places];
+        for place in 1..old.len() {
+            let rank = old[place];
+            if rank != NOBODY && old[..place].contains(&rank) {
+                old[place] = NOBODY;
+                self.loads[usize::from(rank)] -= 1;
+            }
+        }
+    }
+
+    fn leave_out_excluded(&mut self, shard: usize) {
+        for place in self.places(shard) {
+            let rank = self.old[place];
+            if rank != NOBODY && self.rules.excludes(shard, rank) {
+                self.old[place] = NOBODY;
+                self.loads[usize::from(rank)] -= 1;
+                self.touched.push(u32::try_from(shard).unwrap_or(u32::MAX));
+            }
+        }
     }
 
     fn set_quotas(&mut self) {
@@ -214,12 +270,16 @@ impl<'a> Board<'a> {
         self.next.clone_from(&self.old);
         let pinned: Vec<usize> =
             self.input.settings.pins.keys().map(|shard| shard.index()).collect();
+        let mut close = std::mem::take(&mut self.close);
         for shard in pinned.into_iter().filter(|&shard| !self.rules.pins(shard).is_empty()) {
             self.keep_pinned(shard);
+            close.push(u32::try_from(shard).unwrap_or(u32::MAX));
         }
-        for shard in 0..self.shards() {
-            if self.zones_overfull(shard) {
-                self.repair_zones(shard);
+        close.sort_unstable();
+        close.dedup();
+        for shard in close {
+            if self.zones_overfull(shard as usize) {
+                self.repair_zones(shard as usize);
             }
         }
     }

@@ -106,6 +106,9 @@ impl Work {
                 lost.push(if usize::from(slot) == input.nodes.len() { NOBODY } else { slot });
             }
         }
+        if holes == self.next.len() && holes == self.room.len() {
+            return self.place_all();
+        }
         self.moves.reserve(holes.min(self.room.len()));
         match *lost {
             [] => {}
@@ -116,6 +119,17 @@ impl Work {
         if let Some((places, _)) = self.unplaced {
             self.counts[input.nodes.len()] = u32::try_from(places).unwrap_or(u32::MAX);
         }
+    }
+
+    /// Gives every place of the map to the nodes with room, where that is exactly enough.
+    fn place_all(&mut self) {
+        let places = self.next.iter_mut().zip(&mut self.room).enumerate();
+        self.moves = places
+            .map(|(shard, (slot, to))| {
+                moved(shard, std::mem::replace(slot, to), to, Reason::Orphan)
+            })
+            .collect();
+        self.changed = true;
     }
 
     /// Gives so many places, each with a slot that is lost, to nodes with room.
