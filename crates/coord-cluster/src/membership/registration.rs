@@ -134,6 +134,9 @@ impl Registrar {
         if !current || now >= deadline {
             return None;
         }
+        if self.held.as_ref().is_some_and(|held| held.deadline <= now) {
+            return self.lose("its deadline passed", now);
+        }
         let news = self.held.is_none().then_some(Registered::As(registration.incarnation));
         self.held = Some(Held { registration, deadline });
         self.replace = Replace::No;
@@ -157,4 +160,49 @@ impl Registrar {
 pub(crate) struct Times {
     pub(crate) interval: Duration,
     pub(crate) retry: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use coord_core::{Address, NodeId, Revision, Ttl};
+
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_origin(Duration::from_secs(seconds))
+    }
+
+    fn granted(incarnation: Incarnation, revision: u64) -> RegistrarOutcome {
+        let node = NodeId::new("n1").expect("name");
+        let ttl = Ttl::from_secs(10).expect("ttl");
+        let revision = Revision::from_u64(revision);
+        RegistrarOutcome::Held(Registration::new(node, incarnation, ttl, revision))
+    }
+
+    #[test]
+    fn a_success_after_the_deadline_revives_nothing() {
+        let id = NodeId::new("n1").expect("name");
+        let info = NodeInfo::new(id, Address::new("localhost:1").expect("address"))
+            .with_incarnation(Incarnation::from_u128(1));
+        let times = Times { interval: Duration::from_secs(3), retry: Duration::from_secs(1) };
+        let mut registrar = Registrar::new(info, Replace::No, times, at(0));
+        let run = Incarnation::from_u128(1);
+        assert!(matches!(registrar.next(at(0)).0, RegistrarTurn::Do(_)));
+        let news = registrar.on_outcome(granted(run, 1), 1.0, at(0));
+        assert_eq!(news, Some(Registered::As(run)));
+        // The deadline is 9 s after the request; the heartbeat is sent just before it.
+        assert_eq!(registrar.deadline(), Some(at(9)));
+        assert!(matches!(registrar.next(at(8)).0, RegistrarTurn::Do(RegistrarStep::Heartbeat(..))));
+        let news = registrar.on_outcome(granted(run, 2), 1.0, at(9));
+        assert_eq!(news, Some(Registered::Lost(run, "its deadline passed")));
+        assert_eq!(registrar.registration(), None);
+        let (turn, news) = registrar.next(at(9));
+        assert_eq!(news, None);
+        match turn {
+            RegistrarTurn::Do(RegistrarStep::Register(info, Replace::No)) => {
+                assert_ne!(info.incarnation, run);
+            }
+            other => panic!("it joins as a new run: {other:?}"),
+        }
+    }
 }
