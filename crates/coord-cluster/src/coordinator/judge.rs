@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coord_core::{NodeId, NodeStatus, ShardId, ShardMap, TableName, Ttl};
+use coord_core::{Incarnation, NodeId, NodeStatus, ShardId, ShardMap, TableName};
 
 use super::roster::{Roster, Seat, Suspect};
 use crate::commands::{Command, Refusal};
@@ -13,16 +13,50 @@ use crate::record::{ClusterRecord, Failure};
 /// One write of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Write {
-    /// Evict a registration; the node may run on for the TTL.
-    Evict { suspect: Suspect, ttl: Ttl, why: String },
     /// Remember this in `_cluster`.
-    Record(ClusterRecord),
+    Note(Note),
+    /// Evict a registration.
+    Evict(Suspect),
     /// Give shards these owners.
     Owners(TableName, BTreeMap<ShardId, Vec<NodeId>>),
     /// Place all shards of a table anew.
     Rebalance(TableName, String),
     /// End the term.
     StepDown,
+}
+
+/// A change of what is to be remembered. It says nothing of the rest, which may change before it is
+/// written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Note {
+    Failed(NodeId, Failure),
+    Drain(NodeId, bool),
+    Leaving(NodeId, Incarnation),
+    Paused(bool),
+    Pin(TableName, ShardId, NodeId),
+    Unpin(TableName, ShardId),
+    Heir(NodeId),
+}
+
+impl Note {
+    pub(crate) fn apply(self, record: &mut ClusterRecord) {
+        match self {
+            Self::Failed(node, failure) => record.note(&node, |note| note.failed = Some(failure)),
+            Self::Drain(node, drain) => record.note(&node, |note| note.drain = drain),
+            Self::Leaving(node, run) => record.note(&node, |note| note.leaving = Some(run)),
+            Self::Paused(paused) => record.paused = paused,
+            Self::Pin(table, shard, node) => {
+                record.pins.entry(table).or_default().insert(shard, node);
+            }
+            Self::Unpin(table, shard) => {
+                if let Some(pins) = record.pins.get_mut(&table) {
+                    pins.remove(&shard);
+                }
+                record.pins.retain(|_, pins| !pins.is_empty());
+            }
+            Self::Heir(node) => record.heir = Some(node),
+        }
+    }
 }
 
 /// What commands are judged by.
@@ -60,21 +94,15 @@ impl Bench<'_> {
             Command::RebalanceShards { table, reason } => self.rebalance(table.as_ref(), reason),
             Command::Pin { table, shard, node } => self.pin(table, *shard, node),
             Command::Unpin { table, shard } => self.unpin(table, *shard),
-            Command::Pause => Ok(self.remember(|record| record.paused = true)),
+            Command::Pause => Ok(vec![Write::Note(Note::Paused(true))]),
             Command::Resume => {
-                let mut writes = self.remember(|record| record.paused = false);
+                let mut writes = vec![Write::Note(Note::Paused(false))];
                 writes.extend(self.rebalance_all("balancing was resumed"));
                 Ok(writes)
             }
             Command::StepDown => Ok(vec![Write::StepDown]),
             Command::TransferLeadership { to } => self.transfer(to),
         }
-    }
-
-    fn remember(&self, change: impl FnOnce(&mut ClusterRecord)) -> Vec<Write> {
-        let mut record = self.record.clone();
-        change(&mut record);
-        vec![Write::Record(record)]
     }
 
     fn rebalance_all(&self, reason: &str) -> Vec<Write> {
@@ -105,25 +133,20 @@ impl Bench<'_> {
 
     fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, Refusal> {
         let seat = self.seat(node)?;
-        let incarnation = seat.entry.incarnation;
+        let verdict = |incarnation, runs_on| {
+            let failure = Failure { incarnation, why: why.to_owned(), runs_on };
+            Write::Note(Note::Failed(node.clone(), failure))
+        };
         match self.view.presence(node) {
-            _ if seat.entry.status == NodeStatus::Failed => Ok(Vec::new()),
-            Some(Presence::Present(seen)) => Ok(vec![Write::Evict {
-                suspect: Suspect {
-                    node: node.clone(),
-                    incarnation: seen.info.incarnation,
-                    revision: seen.revision.clone(),
-                },
-                ttl: seen.ttl,
-                why: why.to_owned(),
-            }]),
-            // It is gone already, and only the verdict is missing.
-            _ => {
-                let failure = Failure { incarnation, why: why.to_owned(), runs_on: None };
-                Ok(self.remember(|record| {
-                    record.note(node, |note| note.failed = Some(failure));
-                }))
+            Some(Presence::Present(seen)) => {
+                let suspect = Suspect::of(seen);
+                // Written down first: whoever leads next must not take the eviction for a leave.
+                let verdict = verdict(suspect.incarnation, Some(seen.ttl));
+                Ok(vec![verdict, Write::Evict(suspect)])
             }
+            _ if seat.entry.status == NodeStatus::Failed => Ok(Vec::new()),
+            // It is gone already, and only the verdict is missing.
+            _ => Ok(vec![verdict(seat.entry.incarnation, None)]),
         }
     }
 
@@ -132,7 +155,7 @@ impl Bench<'_> {
         if status != NodeStatus::Active {
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(self.remember(|record| record.note(node, |note| note.drain = true)))
+        Ok(vec![Write::Note(Note::Drain(node.clone(), true))])
     }
 
     fn undrain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -142,7 +165,7 @@ impl Bench<'_> {
             let status = seat.entry.status;
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(self.remember(|record| record.note(node, |note| note.drain = false)))
+        Ok(vec![Write::Note(Note::Drain(node.clone(), false))])
     }
 
     fn leave(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -151,7 +174,7 @@ impl Bench<'_> {
         if !status.may_host() {
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(self.remember(|record| record.note(node, |note| note.leaving = Some(incarnation))))
+        Ok(vec![Write::Note(Note::Leaving(node.clone(), incarnation))])
     }
 
     /// Whether a node may be given a shard that it may have already.
@@ -221,21 +244,14 @@ impl Bench<'_> {
     fn pin(&self, table: &TableName, shard: ShardId, node: &NodeId) -> Result<Vec<Write>, Refusal> {
         let map = self.table_with(table, shard)?;
         self.may_take(&map, shard, node)?;
-        let mut writes = self.remember(|record| {
-            record.pins.entry(table.clone()).or_default().insert(shard, node.clone());
-        });
+        let mut writes = vec![Write::Note(Note::Pin(table.clone(), shard, node.clone()))];
         writes.extend(self.rebalance(Some(table), &format!("shard {shard} is pinned"))?);
         Ok(writes)
     }
 
     fn unpin(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, Refusal> {
         self.table_with(table, shard)?;
-        Ok(self.remember(|record| {
-            if let Some(pins) = record.pins.get_mut(table) {
-                pins.remove(&shard);
-            }
-            record.pins.retain(|_, pins| !pins.is_empty());
-        }))
+        Ok(vec![Write::Note(Note::Unpin(table.clone(), shard))])
     }
 
     fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -246,8 +262,6 @@ impl Bench<'_> {
         if to == self.me {
             return Ok(Vec::new());
         }
-        let mut writes = self.remember(|record| record.heir = Some(to.clone()));
-        writes.push(Write::StepDown);
-        Ok(writes)
+        Ok(vec![Write::Note(Note::Heir(to.clone())), Write::StepDown])
     }
 }

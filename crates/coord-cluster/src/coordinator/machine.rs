@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeId, Revision, ShardId, ShardMap, TableHeader, TableName, Ttl,
+    Fence, Incarnation, Moment, NodeId, Revision, ShardId, ShardMap, TableHeader, TableName,
     Version,
 };
 use coord_placement::PlacementStrategy;
@@ -147,7 +147,8 @@ pub(crate) struct Machine {
     /// The roster that placement has followed; none at the beginning of the term.
     placed: Option<Roster>,
     tables: BTreeMap<TableName, Table>,
-    queue: VecDeque<(Ticket, Command)>,
+    /// Each with how often it was begun before.
+    queue: VecDeque<(Ticket, Command, u8)>,
     current: Option<Current>,
     answers: VecDeque<(Ticket, Reply)>,
     doing: Option<Step>,
@@ -186,6 +187,8 @@ struct Current {
     command: Command,
     tries: u8,
     writes: VecDeque<Write>,
+    /// Whether the step in progress is its front write.
+    writing: bool,
     done: Done,
 }
 
@@ -241,7 +244,7 @@ impl Machine {
             self.refuse(ticket, Refusal::Failed { why });
             return;
         }
-        self.queue.push_back((ticket, command));
+        self.queue.push_back((ticket, command, 0));
     }
 
     /// A command came in that can't even be judged.
@@ -346,7 +349,8 @@ impl Machine {
         };
         let Taken { roster, record, suspects, wake } =
             roster::take(&sources, &mut self.timers, now);
-        if let Some(suspect) = suspects.into_iter().next() {
+        let suspect = suspects.into_iter().find(|suspect| !self.is_evicting(&suspect.node));
+        if let Some(suspect) = suspect {
             return Err(Step::Evict(suspect));
         }
         self.roster = roster;
@@ -490,11 +494,16 @@ impl Machine {
     fn next_write(&mut self, now: Moment) -> Option<Result<Step, Turn>> {
         loop {
             if self.current.is_none() {
-                let (ticket, command) = self.queue.pop_front()?;
-                self.begin(ticket, command, 0);
+                let (ticket, command, tries) = self.queue.pop_front()?;
+                self.begin(ticket, command, tries);
             } else {
                 match self.front_write(now) {
-                    Front::Step(step) => return Some(Ok(step)),
+                    Front::Step(step) => {
+                        if let Some(current) = &mut self.current {
+                            current.writing = true;
+                        }
+                        return Some(Ok(step));
+                    }
                     Front::Nothing => self.write_done(None),
                     Front::Refused(refusal) => self.finish(Reply::Refused(refusal)),
                     Front::Empty => self.finish_done(),
@@ -510,11 +519,6 @@ impl Machine {
     }
 
     fn begin(&mut self, ticket: Ticket, command: Command, tries: u8) {
-        if tries >= COMMAND_TRIES_MAX {
-            let why = "the store did not take it".to_owned();
-            self.refuse(ticket, Refusal::Failed { why });
-            return;
-        }
         let table = |name: &TableName| self.tables.get(name)?.map.clone();
         let bench = judge::Bench {
             me: &self.me,
@@ -527,7 +531,8 @@ impl Machine {
         match bench.judge(&command) {
             Ok(writes) => {
                 let (writes, done) = (writes.into(), Done::default());
-                self.current = Some(Current { ticket, command, tries, writes, done });
+                let writing = false;
+                self.current = Some(Current { ticket, command, tries, writes, writing, done });
             }
             Err(refusal) => self.refuse(ticket, refusal),
         }
@@ -538,9 +543,9 @@ impl Machine {
             return Front::Empty;
         };
         match write.clone() {
-            Write::Evict { suspect, .. } => Front::Step(Step::Evict(suspect)),
-            Write::Record(record) => {
-                self.record = record;
+            Write::Evict(suspect) => Front::Step(Step::Evict(suspect)),
+            Write::Note(note) => {
+                note.apply(&mut self.record);
                 self.front_record()
             }
             Write::Owners(table, owners) => self.front_owners(&table, &owners),
@@ -614,30 +619,56 @@ impl Machine {
         }
     }
 
-    /// The current command's write came to nothing: it is judged again by what is found then.
+    /// The current command's write came to nothing, as far as is known: it is tried again, on what is
+    /// stored then.
     fn again(&mut self) {
-        if let Some(current) = self.current.take() {
-            self.begin(current.ticket, current.command, current.tries + 1);
+        let why = match self.current_write() {
+            Some(Write::Evict(_)) => "the eviction did not succeed yet; the verdict stands",
+            _ => "the store did not take it",
+        };
+        if !self.try_again(why) {
+            return;
+        }
+        // The owners may follow from the map as it was.
+        if matches!(self.current_write(), Some(Write::Owners(..))) {
+            self.begin_anew();
+        }
+    }
+
+    /// Counts one more try of the current command, or refuses it after the last one.
+    fn try_again(&mut self, why: &str) -> bool {
+        let Some(current) = &mut self.current else { return false };
+        current.tries += 1;
+        let more = current.tries < COMMAND_TRIES_MAX;
+        if !more {
+            self.finish(Reply::Refused(Refusal::Failed { why: why.to_owned() }));
+        }
+        more
+    }
+
+    /// Has the current command judged again, by what is seen and stored then.
+    fn begin_anew(&mut self) {
+        if let Some(Current { ticket, command, tries, .. }) = self.current.take() {
+            self.queue.push_front((ticket, command, tries));
         }
     }
 
     /// How the step in progress came out.
     pub(crate) fn on_outcome(&mut self, outcome: Outcome, now: Moment) {
         let Some(step) = self.doing.take() else { return };
+        let current = self.current.as_mut();
+        let ordered = current.is_some_and(|current| std::mem::take(&mut current.writing));
         match outcome {
             Outcome::Fenced => self.stop = Some(Stop::Fenced),
-            Outcome::Failed(why) => self.on_failed(&step, &why, now),
+            Outcome::Failed(why) => self.on_failed(&step, ordered, &why, now),
             Outcome::Claimed(map) => self.on_map(&step, Some(map)),
             Outcome::Loaded(map) => self.on_map(&step, map),
             Outcome::Refused(why) => self.on_refused(&step, why),
-            Outcome::Published => self.on_published(step, now),
-            Outcome::Conflict => {
-                self.mark_stale(&step);
-                self.again_if_writing(&step);
-            }
-            Outcome::Evicted => self.on_evicted(step, now),
+            Outcome::Published => self.on_published(step, ordered, now),
+            Outcome::Conflict => self.on_not_written(&step, ordered),
+            Outcome::Evicted => self.on_evicted(step, ordered, now),
             Outcome::Alive(incarnation, revision) => {
-                self.on_alive(&step, incarnation, &revision, now);
+                self.on_alive(&step, ordered, incarnation, revision, now);
             }
             Outcome::Answered => {}
         }
@@ -646,28 +677,25 @@ impl Machine {
         }
     }
 
-    fn on_failed(&mut self, step: &Step, why: &str, now: Moment) {
+    fn on_failed(&mut self, step: &Step, ordered: bool, why: &str, now: Moment) {
         if self.failures == 0 {
             tracing::warn!(why, "the leader's call to the store failed; it is repeated");
             crate::telemetry::rebalancing_failed("store");
         }
         self.pause_until = Some(now.plus(doubled(self.failures).min(self.rules.check)));
         self.failures = self.failures.saturating_add(1);
-        // The write may have been applied: what is stored decides what is still to be done.
-        self.mark_stale(step);
-        self.again_if_writing(step);
+        self.on_not_written(step, ordered);
     }
 
-    fn mark_stale(&mut self, step: &Step) {
-        let Step::Publish(name, ..) = step else { return };
-        match self.tables.get_mut(name) {
-            Some(table) => table.stale = true,
-            None => self.cluster_stale = true,
+    /// The write may have been applied: what is stored decides what is still to be done.
+    fn on_not_written(&mut self, step: &Step, ordered: bool) {
+        if let Step::Publish(name, ..) = step {
+            match self.tables.get_mut(name) {
+                Some(table) => table.stale = true,
+                None => self.cluster_stale = true,
+            }
         }
-    }
-
-    fn again_if_writing(&mut self, step: &Step) {
-        if matches!(step, Step::Publish(..) | Step::Evict(_)) {
+        if ordered {
             self.again();
         }
     }
@@ -707,95 +735,87 @@ impl Machine {
         }
     }
 
-    fn on_published(&mut self, step: Step, now: Moment) {
+    fn on_published(&mut self, step: Step, ordered: bool, now: Moment) {
         let Step::Publish(name, _, map) = step else { return };
         let version = map.version();
         let Some(table) = self.tables.get_mut(&name) else {
             self.cluster = Some(map);
-            if matches!(self.current_write(), Some(Write::Record(_))) {
+            if ordered {
                 self.write_done(Some((name, version, 0)));
             }
             return;
         };
         let moved = table.map.as_ref().map_or(0, |old| moved(old, &map));
         table.map = Some(map);
-        if matches!(self.current_write(), Some(Write::Owners(..))) {
-            self.write_done(Some((name, version, moved)));
-            return;
-        }
-        if matches!(self.current_write(), Some(Write::Rebalance(..))) {
+        let balanced = !matches!(self.current_write(), Some(Write::Owners(..)));
+        if ordered {
             self.write_done(Some((name.clone(), version, moved)));
         }
-        self.settled(&name, now);
+        if balanced {
+            self.settled(&name, now);
+        }
     }
 
     fn current_write(&self) -> Option<&Write> {
         self.current.as_ref()?.writes.front()
     }
 
-    /// An evicted registration: of a node that an operator declared failed, or that fell silent.
-    fn on_evicted(&mut self, step: Step, now: Moment) {
-        let Step::Evict(suspect) = step else { return };
-        let ordered = match self.current_write() {
-            Some(Write::Evict { suspect: wanted, ttl, why }) if wanted.node == suspect.node => {
-                Some((*ttl, why.clone()))
-            }
-            _ => None,
-        };
-        let (runs_on, why) = match ordered {
-            Some((ttl, why)) => (Some(ttl), why),
-            None => (None, "its registration ran out".to_owned()),
-        };
-        self.fail(&suspect.node, suspect.incarnation, why, runs_on, now);
-        if runs_on.is_some() {
-            let record = self.record.clone();
-            if let Some(current) = &mut self.current {
-                current.writes.pop_front();
-                current.writes.push_front(Write::Record(record));
-            }
-        }
+    /// Whether the current command evicts this node itself.
+    fn is_evicting(&self, node: &NodeId) -> bool {
+        let mut writes = self.current.iter().flat_map(|current| &current.writes);
+        writes.any(|write| matches!(write, Write::Evict(suspect) if suspect.node == *node))
     }
 
-    fn fail(
-        &mut self,
-        node: &NodeId,
-        incarnation: Incarnation,
-        why: String,
-        runs_on: Option<Ttl>,
-        now: Moment,
-    ) {
-        if let Some(ttl) = runs_on {
-            let until = now.plus(ttl.get());
-            self.timers.runs_on.insert(node.clone(), (incarnation, until));
+    /// An evicted registration: of a node that was declared failed, or that fell silent.
+    fn on_evicted(&mut self, step: Step, ordered: bool, now: Moment) {
+        let Step::Evict(Suspect { node, incarnation, .. }) = step else { return };
+        let failed = self.record.nodes.get(&node).and_then(|note| note.failed.as_ref());
+        let verdict = failed.filter(|failed| failed.incarnation == incarnation);
+        match verdict.and_then(|failed| failed.runs_on) {
+            Some(ttl) => {
+                self.timers.runs_on.insert(node, (incarnation, now.plus(ttl.get())));
+            }
+            None if verdict.is_none() => {
+                let why = "its registration ran out".to_owned();
+                let failure = Failure { incarnation, why, runs_on: None };
+                self.record.note(&node, |note| note.failed = Some(failure));
+            }
+            None => {}
         }
-        let failure = Failure { incarnation, why, runs_on };
-        self.record.note(node, |note| note.failed = Some(failure));
+        if ordered {
+            self.write_done(None);
+        }
     }
 
     /// The node has been heard since: an operator's verdict stands, silence does not.
     fn on_alive(
         &mut self,
         step: &Step,
+        ordered: bool,
         incarnation: Incarnation,
-        revision: &Revision,
+        revision: Revision,
         now: Moment,
     ) {
         let Step::Evict(suspect) = step else { return };
-        let current = self.current.as_mut();
-        let front =
-            current.and_then(|current| Some((&mut current.tries, current.writes.front_mut()?)));
-        match front {
-            Some((tries, Write::Evict { suspect: wanted, .. })) if wanted.node == suspect.node => {
-                *tries += 1;
-                wanted.incarnation = incarnation;
-                wanted.revision = revision.clone();
-                if *tries >= COMMAND_TRIES_MAX {
-                    let why = format!("node {} writes its registration all the time", suspect.node);
-                    self.finish(Reply::Refused(Refusal::Failed { why }));
-                }
-            }
+        if !ordered {
             // The watch will show it.
-            _ => self.pause_until = Some(now.plus(PAUSE_MIN)),
+            self.pause_until = Some(now.plus(PAUSE_MIN));
+            return;
+        }
+        let node = &suspect.node;
+        let why = format!("node {node} writes its registration all the time; the verdict stands");
+        if !self.try_again(&why) {
+            return;
+        }
+        if incarnation != suspect.incarnation {
+            // The verdict on the new run has to be written down before that is evicted.
+            self.pause_until = Some(now.plus(PAUSE_MIN));
+            self.begin_anew();
+            return;
+        }
+        let front = self.current.as_mut().and_then(|current| current.writes.front_mut());
+        if let Some(Write::Evict(wanted)) = front {
+            wanted.revision = revision;
         }
     }
 }

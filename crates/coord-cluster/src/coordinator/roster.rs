@@ -29,12 +29,22 @@ pub(crate) struct Seat {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Roster(pub(crate) BTreeMap<NodeId, Seat>);
 
-/// A node whose registration has to be evicted before it counts as failed.
+/// A node whose registration has to be evicted: it fell silent, or it was declared failed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Suspect {
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) revision: Revision,
+}
+
+impl Suspect {
+    pub(crate) fn of(record: &NodeRecord) -> Self {
+        Self {
+            node: record.info.id.clone(),
+            incarnation: record.info.incarnation,
+            revision: record.revision.clone(),
+        }
+    }
 }
 
 /// What the leader's own clock has measured of nodes; a new leader begins anew.
@@ -78,7 +88,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
     let known: BTreeMap<&NodeId, &NodeEntry> =
         sources.cluster.nodes().iter().flatten().map(|entry| (&entry.id, entry)).collect();
     for record in sources.view.present() {
-        taken.take_present(record, known.get(&record.info.id).copied());
+        taken.take_present(record, known.get(&record.info.id).copied(), timers);
     }
     for (id, entry) in known {
         if !taken.roster.0.contains_key(id) {
@@ -90,7 +100,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
 }
 
 impl Taken {
-    fn take_present(&mut self, seen: &NodeRecord, known: Option<&NodeEntry>) {
+    fn take_present(&mut self, seen: &NodeRecord, known: Option<&NodeEntry>, timers: &Timers) {
         let info = &seen.info;
         self.record.note(&info.id, |note| {
             // What was said of an older run says nothing of this one.
@@ -98,6 +108,11 @@ impl Taken {
             note.leaving.take_if(|leaving| *leaving != info.incarnation);
         });
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
+        let evicted = timers.runs_on.get(&info.id).is_some_and(|(run, _)| *run == info.incarnation);
+        if !evicted && note.failed.as_ref().is_some_and(|failed| failed.runs_on.is_some()) {
+            // Whoever declared it failed did not come to evict it.
+            self.suspects.push(Suspect::of(seen));
+        }
         let status = if note.failed.is_some() {
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
@@ -147,11 +162,7 @@ impl Taken {
         } else if sources.rules.judging.evict
             && let Some(Presence::Absent { record, .. }) = presence
         {
-            self.suspects.push(Suspect {
-                node: known.id.clone(),
-                incarnation: record.info.incarnation,
-                revision: record.revision.clone(),
-            });
+            self.suspects.push(Suspect::of(record));
         } else {
             let why = "its registration ran out".to_owned();
             let failure = Failure { incarnation: known.incarnation, why, runs_on: None };
