@@ -30,6 +30,8 @@ use crate::settings::Settings;
 const COMMANDS_MAX: usize = 1_024;
 /// How often a command is begun anew after a conflict or a failed write.
 const COMMAND_TRIES_MAX: u8 = 5;
+/// How often an answer is sent that nobody confirms.
+const ANSWER_TRIES_MAX: u8 = 4;
 /// The first pause after a failure; it doubles.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
@@ -151,6 +153,8 @@ pub(crate) struct Machine {
     queue: VecDeque<(Ticket, Command, u8)>,
     current: Option<Current>,
     answers: VecDeque<(Ticket, Reply)>,
+    /// How often the answer in progress was sent before.
+    answer_tries: u8,
     doing: Option<Step>,
     /// Not before this moment, after the store failed.
     pause_until: Option<Moment>,
@@ -224,6 +228,7 @@ impl Machine {
             queue: VecDeque::new(),
             current: None,
             answers: VecDeque::new(),
+            answer_tries: 0,
             doing: None,
             pause_until: None,
             failures: 0,
@@ -660,7 +665,7 @@ impl Machine {
         let ordered = current.is_some_and(|current| std::mem::take(&mut current.writing));
         match outcome {
             Outcome::Fenced => self.stop = Some(Stop::Fenced),
-            Outcome::Failed(why) => self.on_failed(&step, ordered, &why, now),
+            Outcome::Failed(why) => self.on_failed(step, ordered, &why, now),
             Outcome::Claimed(map) => self.on_map(&step, Some(map)),
             Outcome::Loaded(map) => self.on_map(&step, map),
             Outcome::Refused(why) => self.on_refused(&step, why),
@@ -670,21 +675,35 @@ impl Machine {
             Outcome::Alive(incarnation, revision) => {
                 self.on_alive(&step, ordered, incarnation, revision, now);
             }
-            Outcome::Answered => {}
+            Outcome::Answered => self.answer_tries = 0,
         }
         if self.pause_until.is_none() {
             self.failures = 0;
         }
     }
 
-    fn on_failed(&mut self, step: &Step, ordered: bool, why: &str, now: Moment) {
+    fn on_failed(&mut self, step: Step, ordered: bool, why: &str, now: Moment) {
         if self.failures == 0 {
             tracing::warn!(why, "the leader's call to the store failed; it is repeated");
             crate::telemetry::rebalancing_failed("store");
         }
         self.pause_until = Some(now.plus(doubled(self.failures).min(self.rules.check)));
         self.failures = self.failures.saturating_add(1);
-        self.on_not_written(step, ordered);
+        match step {
+            Step::Answer(ticket, reply) => self.answer_again(ticket, reply),
+            step => self.on_not_written(&step, ordered),
+        }
+    }
+
+    /// A request that stays unanswered is carried out once more by whoever leads next, so that a
+    /// command to step down would go from leader to leader.
+    fn answer_again(&mut self, ticket: Ticket, reply: Reply) {
+        self.answer_tries += 1;
+        if self.answer_tries < ANSWER_TRIES_MAX {
+            self.answers.push_front((ticket, reply));
+        } else {
+            self.answer_tries = 0;
+        }
     }
 
     /// The write may have been applied: what is stored decides what is still to be done.

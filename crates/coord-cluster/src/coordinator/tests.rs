@@ -11,7 +11,7 @@ use coord_core::{
 };
 use coord_placement::Balanced;
 
-use super::machine::{Machine, Outcome, Rules, Spec, Step, Ticket, Turn};
+use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn};
 use super::roster::Suspect;
 use crate::Settings;
 use crate::commands::{Command, Refusal, Reply};
@@ -244,6 +244,10 @@ fn is_evict(step: &Step) -> bool {
     matches!(step, Step::Evict(_))
 }
 
+fn is_answer(step: &Step) -> bool {
+    matches!(step, Step::Answer(..))
+}
+
 #[test]
 fn a_command_is_done_by_its_own_write_only() {
     let mut desk = Desk::new();
@@ -354,4 +358,34 @@ fn a_verdict_stands_while_the_node_writes_its_registration() {
     desk.outcome(outcome);
     desk.keeps_for_its_ttl();
     assert!(desk.answer(ticket).0.is_done());
+}
+
+#[test]
+fn an_answer_is_brought_before_the_term_ends() {
+    let mut desk = Desk::new();
+    let ticket = desk.ask(Command::StepDown);
+    desk.until(is_answer);
+    desk.lose();
+    let step = desk.until(is_answer);
+    let outcome = desk.perform(&step);
+    desk.outcome(outcome);
+    assert_eq!(desk.machine.next(desk.now), Turn::Stop(Stop::SteppedDown));
+    assert!(desk.answer(ticket).0.is_done());
+}
+
+#[test]
+fn an_answer_that_cannot_be_brought_holds_nothing_up_for_long() {
+    let mut desk = Desk::new();
+    desk.ask(Command::StepDown);
+    let began = desk.now;
+    for _ in 0..4 {
+        desk.until(is_answer);
+        desk.lose();
+    }
+    match desk.machine.next(desk.now) {
+        Turn::Wait(Some(until)) => desk.now = until,
+        other => panic!("the store failed: {other:?}"),
+    }
+    assert_eq!(desk.machine.next(desk.now), Turn::Stop(Stop::SteppedDown));
+    assert!(desk.now.since(began) <= Duration::from_secs(15));
 }

@@ -109,6 +109,25 @@ async fn a_lost_reply_to_a_publish_is_no_second_write() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_command_to_step_down_ends_one_term_although_its_answer_was_lost() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    let (asker, _) = &nodes[(leads + 1) % 3];
+    let term = nodes[leads].0.fence().expect("leads").term;
+    let mut events = asker.events();
+    nodes[leads].1.drop_request_to("answer");
+    assert!(asker.request(Command::StepDown).await.expect("asked").is_done());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let elected = |kind: &EventKind| match kind {
+        EventKind::LeaderElected { term, .. } => Some(*term),
+        _ => None,
+    };
+    let terms: Vec<_> = kinds(&mut events).iter().filter_map(elected).collect();
+    assert!(matches!(terms[..], [next] if next > term), "{terms:?} after {term}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_eviction_whose_reply_is_lost_is_no_leave() {
     let store = store();
     let nodes = three(&store).await;
