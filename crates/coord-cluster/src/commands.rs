@@ -244,6 +244,14 @@ pub enum Refusal {
         /// Its status.
         status: NodeStatus,
     },
+    /// The node was declared failed and may still run: its shards stay with it until the TTL of its
+    /// registration has passed.
+    MayStillRun {
+        /// Which node.
+        node: NodeId,
+        /// Which shard would be taken from it.
+        shard: ShardId,
+    },
     /// The node takes nothing new.
     NodeDraining {
         /// Which node.
@@ -302,6 +310,11 @@ impl fmt::Display for Refusal {
             Self::UnhealthyNode { node, status } => {
                 write!(f, "node {node} is {status} and hosts nothing")
             }
+            Self::MayStillRun { node, shard } => write!(
+                f,
+                "node {node} was declared failed and may still run; shard {shard} stays with it \
+                 until the TTL of its registration has passed"
+            ),
             Self::NodeDraining { node } => write!(f, "node {node} is draining"),
             Self::TableNotFound { table } => write!(f, "there is no table {table}"),
             Self::ShardNotFound { shard, shards } => {

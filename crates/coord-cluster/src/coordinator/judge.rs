@@ -224,8 +224,26 @@ impl Bench<'_> {
             for node in nodes {
                 self.seat(node)?;
             }
+            self.leaves_where_it_runs(&map, shard, nodes)?;
         }
         Ok(vec![Write::Owners(table.clone(), owners.clone())])
+    }
+
+    /// A node that was declared failed may still run, so nobody may take its place yet.
+    fn leaves_where_it_runs(
+        &self,
+        map: &ShardMap,
+        shard: ShardId,
+        nodes: &[NodeId],
+    ) -> Result<(), Refusal> {
+        for (place, slot) in map.owner_slots(shard).enumerate() {
+            let Some(owner) = map.node(slot) else { continue };
+            let runs_on = self.roster.seat(&owner.id).is_some_and(|seat| seat.runs_on);
+            if runs_on && nodes.get(place) != Some(&owner.id) {
+                return Err(Refusal::MayStillRun { node: owner.id.clone(), shard });
+            }
+        }
+        Ok(())
     }
 
     fn rebalance(&self, table: Option<&TableName>, reason: &str) -> Result<Vec<Write>, Refusal> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use coord_core::{
     Address, AttemptId, Fence, Incarnation, LeaseName, Moment, NodeEvent, NodeId, NodeInfo,
-    NodeRecord, Origin, Revision, ShardCount, ShardMap, TableHeader, TableName, TableUid, Term,
-    Ttl,
+    NodeRecord, Origin, Revision, ShardCount, ShardId, ShardMap, TableHeader, TableName, TableUid,
+    Term, Ttl,
 };
 use coord_placement::Balanced;
 
@@ -218,6 +218,12 @@ impl Desk {
         shards.by_ref().filter(|shard| of(*shard)).count()
     }
 
+    fn shard_of(&self, name: &str) -> ShardId {
+        let mut shards = self.map().header().shards.shards();
+        let of = |shard| self.map().owner(shard).is_some_and(|owner| owner.id == id(name));
+        shards.find(|shard| of(*shard)).expect("it has some")
+    }
+
     /// The one answer, and what was remembered when it came.
     fn answer(&self, ticket: Ticket) -> (&Reply, &ClusterRecord) {
         let mut answers = self.answers.iter().filter(|(answered, ..)| *answered == ticket);
@@ -358,6 +364,30 @@ fn a_verdict_stands_while_the_node_writes_its_registration() {
     desk.outcome(outcome);
     desk.keeps_for_its_ttl();
     assert!(desk.answer(ticket).0.is_done());
+}
+
+#[test]
+fn nobody_is_given_a_shard_that_may_still_run_elsewhere() {
+    let mut desk = Desk::new();
+    desk.fail_n2();
+    desk.pass(Duration::from_secs(2));
+    let shard = desk.shard_of("n2");
+    let take = |owners: &[&str]| {
+        let owners = owners.iter().map(|name| id(name)).collect();
+        Command::AssignShards { table: table(), owners: BTreeMap::from([(shard, owners)]) }
+    };
+    let refused = desk.ask(take(&["n1"]));
+    let orphaned = desk.ask(take(&[]));
+    let kept = desk.ask(take(&["n2"]));
+    desk.pass(Duration::from_secs(1));
+    let refusal = Reply::Refused(Refusal::MayStillRun { node: id("n2"), shard });
+    assert_eq!(desk.answer(refused).0, &refusal);
+    assert_eq!(desk.answer(orphaned).0, &refusal);
+    assert!(desk.answer(kept).0.is_done());
+    desk.pass(TTL);
+    let granted = desk.ask(take(&["n1"]));
+    desk.pass(Duration::from_secs(1));
+    assert!(desk.answer(granted).0.is_done());
 }
 
 #[test]
