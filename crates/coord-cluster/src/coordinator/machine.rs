@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeId, Revision, ShardId, ShardMap, TableHeader, TableName, Ttl,
-    Version,
+    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, TableHeader,
+    TableName, Ttl, Version,
 };
 use coord_placement::PlacementStrategy;
 
@@ -396,16 +396,15 @@ impl Machine {
         const BURST: u32 = 5;
         let delay = self.rules.delay;
         let Some(table) = self.tables.get_mut(name) else { return };
-        table.failures = 0;
-        table.due = Some(match table.due.take() {
-            Some(due) if due.at > now => {
-                let at = now.plus(delay).min(due.cap).max(due.at.min(due.cap));
-                Due { at, reason: join(&due.reason, reason), ..due }
-            }
-            _ => {
-                Due { at: now.plus(delay), cap: now.plus(delay * BURST), reason: reason.to_owned() }
-            }
-        });
+        // A retry after a failure may be far away, and what failed may go well now.
+        let retries = std::mem::take(&mut table.failures) > 0;
+        let due = table.due.take().filter(|due| due.at > now);
+        let (cap, reason) = match due {
+            Some(due) if !retries => (due.cap, join(&due.reason, reason)),
+            Some(due) => (now.plus(delay * BURST), join(&due.reason, reason)),
+            None => (now.plus(delay * BURST), reason.to_owned()),
+        };
+        table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason });
     }
 
     fn placing<'a>(&'a self, map: &'a ShardMap) -> Placing<'a> {
@@ -472,9 +471,14 @@ impl Machine {
     fn put_off(&mut self, name: &TableName, failed: &Failed, reason: &str, now: Moment) {
         let check = self.rules.check;
         let why = failed.to_string();
+        let hosts = self.roster.hosts();
         let Some(table) = self.tables.get_mut(name) else { return };
-        let orphans = table.map.as_ref().is_some_and(|map| map.orphans() > 0);
-        let pause = if orphans { doubled(table.failures).min(check) } else { check };
+        // A shard of a node that failed is as much without a host as one that never had an owner.
+        let homeless = table.map.as_ref().is_some_and(|map| {
+            let hosted = |owner: &NodeEntry| hosts.contains_key(&owner.id);
+            !map.header().shards.shards().all(|shard| map.owner(shard).is_some_and(hosted))
+        });
+        let pause = if homeless { doubled(table.failures).min(check) } else { check };
         table.failures = table.failures.saturating_add(1);
         let at = now.plus(pause);
         table.due = Some(Due { at, cap: at, reason: reason.to_owned() });
