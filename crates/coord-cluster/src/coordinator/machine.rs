@@ -286,7 +286,10 @@ impl Machine {
                 return self.go(step);
             }
             if self.record == remembered {
-                return Turn::Wait(self.wake(wake));
+                return match self.next_check(now) {
+                    Some(step) => self.go(step),
+                    None => Turn::Wait(self.wake(wake)),
+                };
             }
         }
     }
@@ -305,6 +308,19 @@ impl Machine {
 
     fn next_answer(&mut self) -> Option<Step> {
         self.answers.pop_front().map(|(ticket, reply)| Step::Answer(ticket, reply))
+    }
+
+    /// A periodic check reads everything first: nobody tells the leader of a table that was deleted, or
+    /// of a write of its own that arrived long after it had counted as failed.
+    fn next_check(&mut self, now: Moment) -> Option<Step> {
+        for table in self.tables.values_mut() {
+            if table.map.is_some() && table.due.is_none() && table.check_at <= now {
+                table.due = Some(Due { at: now, cap: now, reason: "periodic check".to_owned() });
+                table.stale = true;
+                self.cluster_stale = true;
+            }
+        }
+        self.next_read()
     }
 
     /// Claims come before any read, so that no former leader can write after what is read.
@@ -449,12 +465,8 @@ impl Machine {
     fn due(&self, name: &TableName, now: Moment) -> Option<(String, Arc<ShardMap>)> {
         let table = self.tables.get(name)?;
         let map = table.map.clone()?;
-        let reason = match &table.due {
-            Some(due) if due.at <= now => due.reason.clone(),
-            None if table.check_at <= now => "periodic check".to_owned(),
-            _ => return None,
-        };
-        Some((reason, map))
+        let due = table.due.as_ref().filter(|due| due.at <= now)?;
+        Some((due.reason.clone(), map))
     }
 
     /// The table is as it should be.
@@ -843,3 +855,6 @@ fn join(first: &str, second: &str) -> String {
     }
     format!("{first}, {second}")
 }
+
+#[cfg(test)]
+mod tests;
