@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coord_core::{NodeId, NodeStatus, ShardId, ShardMap, TableName, Ttl};
+use coord_core::{NodeId, NodeStatus, ShardId, ShardMap, TableName};
 
-use super::roster::{Roster, Seat, Suspect};
+use super::roster::{Roster, Seat};
 use crate::commands::{Command, Refusal};
 use crate::membership::{Presence, View};
 use crate::record::{ClusterRecord, Failure};
@@ -13,8 +13,6 @@ use crate::record::{ClusterRecord, Failure};
 /// One write of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Write {
-    /// Evict a registration; the node may run on for the TTL.
-    Evict { suspect: Suspect, ttl: Ttl, why: String },
     /// Remember this in `_cluster`.
     Record(ClusterRecord),
     /// Give shards these owners.
@@ -105,26 +103,17 @@ impl Bench<'_> {
 
     fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, Refusal> {
         let seat = self.seat(node)?;
-        let incarnation = seat.entry.incarnation;
-        match self.view.presence(node) {
-            _ if seat.entry.status == NodeStatus::Failed => Ok(Vec::new()),
-            Some(Presence::Present(seen)) => Ok(vec![Write::Evict {
-                suspect: Suspect {
-                    node: node.clone(),
-                    incarnation: seen.info.incarnation,
-                    revision: seen.revision.clone(),
-                },
-                ttl: seen.ttl,
-                why: why.to_owned(),
-            }]),
-            // It is gone already, and only the verdict is missing.
-            _ => {
-                let failure = Failure { incarnation, why: why.to_owned(), runs_on: None };
-                Ok(self.remember(|record| {
-                    record.note(node, |note| note.failed = Some(failure));
-                }))
-            }
+        if seat.entry.status == NodeStatus::Failed {
+            return Ok(Vec::new());
         }
+        // Once the verdict can't be forgotten, the registration is evicted, and only the TTL after
+        // that frees the node's shards.
+        let (incarnation, runs_on) = match self.view.presence(node) {
+            Some(Presence::Present(seen)) => (seen.info.incarnation, Some(seen.ttl)),
+            _ => (seat.entry.incarnation, None),
+        };
+        let failure = Failure { incarnation, why: why.to_owned(), runs_on };
+        Ok(self.remember(|record| record.note(node, |note| note.failed = Some(failure))))
     }
 
     fn drain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {

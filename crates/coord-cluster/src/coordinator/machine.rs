@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use coord_core::{
     Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, TableHeader,
-    TableName, Ttl, Version,
+    TableName, Version,
 };
 use coord_placement::PlacementStrategy;
 
@@ -22,7 +22,7 @@ use super::judge::{self, Write};
 use super::placing::{Failed, Placing, Wishes};
 use super::roster::{self, Roster, Sources, Suspect, Taken, Timers};
 use crate::commands::{Command, Done, Refusal, Reply};
-use crate::membership::{Judging, View};
+use crate::membership::{Judging, Presence, View};
 use crate::record::{ClusterRecord, Failure};
 use crate::settings::Settings;
 
@@ -146,6 +146,10 @@ pub(crate) struct Machine {
     roster: Roster,
     /// The roster that placement has followed; none at the beginning of the term.
     placed: Option<Roster>,
+    /// Runs that are evicted and still show in the view.
+    evicted: BTreeMap<NodeId, Incarnation>,
+    /// An eviction that came too late for the revision that was seen, with the newer one.
+    evict_again: Option<Suspect>,
     tables: BTreeMap<TableName, Table>,
     queue: VecDeque<(Ticket, Command)>,
     current: Option<Current>,
@@ -217,6 +221,8 @@ impl Machine {
             timers: Timers::default(),
             roster: Roster::default(),
             placed: None,
+            evicted: BTreeMap::new(),
+            evict_again: None,
             tables,
             queue: VecDeque::new(),
             current: None,
@@ -231,6 +237,10 @@ impl Machine {
 
     /// What is seen of the registrations has changed.
     pub(crate) fn on_view(&mut self, view: Arc<View>) {
+        self.evicted.retain(|node, run| match view.presence(node) {
+            Some(Presence::Present(record)) => record.info.incarnation == *run,
+            _ => false,
+        });
         self.view = view;
     }
 
@@ -362,8 +372,13 @@ impl Machine {
         };
         let Taken { roster, record, suspects, wake } =
             roster::take(&sources, &mut self.timers, now);
-        if let Some(suspect) = suspects.into_iter().next() {
-            return Err(Step::Evict(suspect));
+        let gone =
+            |suspect: &Suspect| self.evicted.get(&suspect.node) == Some(&suspect.incarnation);
+        if let Some(suspect) = suspects.into_iter().find(|suspect| !gone(suspect)) {
+            let again = self.evict_again.take().filter(|again| {
+                (&again.node, again.incarnation) == (&suspect.node, suspect.incarnation)
+            });
+            return Err(Step::Evict(again.unwrap_or(suspect)));
         }
         self.roster = roster;
         self.record = record;
@@ -554,7 +569,6 @@ impl Machine {
             return Front::Empty;
         };
         match write.clone() {
-            Write::Evict { suspect, .. } => Front::Step(Step::Evict(suspect)),
             Write::Record(record) => {
                 self.record = record;
                 self.front_record()
@@ -749,46 +763,26 @@ impl Machine {
         self.current.as_ref()?.writes.front()
     }
 
-    /// An evicted registration: of a node that an operator declared failed, or that fell silent.
+    /// An evicted registration: of a node that was declared failed, or that fell silent.
     fn on_evicted(&mut self, step: Step, now: Moment) {
-        let Step::Evict(suspect) = step else { return };
-        let ordered = match self.current_write() {
-            Some(Write::Evict { suspect: wanted, ttl, why }) if wanted.node == suspect.node => {
-                Some((*ttl, why.clone()))
+        let Step::Evict(Suspect { node, incarnation, .. }) = step else { return };
+        let failed = self.record.nodes.get(&node).and_then(|note| note.failed.as_ref());
+        match failed.filter(|failed| failed.incarnation == incarnation) {
+            Some(Failure { runs_on, .. }) => {
+                if let Some(ttl) = runs_on {
+                    self.timers.runs_on.insert(node.clone(), (incarnation, now.plus(ttl.get())));
+                }
+                self.evicted.insert(node, incarnation);
             }
-            _ => None,
-        };
-        let (runs_on, why) = match ordered {
-            Some((ttl, why)) => (Some(ttl), why),
-            None => (None, "its registration ran out".to_owned()),
-        };
-        self.fail(&suspect.node, suspect.incarnation, why, runs_on, now);
-        if runs_on.is_some() {
-            let record = self.record.clone();
-            if let Some(current) = &mut self.current {
-                current.writes.pop_front();
-                current.writes.push_front(Write::Record(record));
+            None => {
+                let why = "its registration ran out".to_owned();
+                let failure = Failure { incarnation, why, runs_on: None };
+                self.record.note(&node, |note| note.failed = Some(failure));
             }
         }
     }
 
-    fn fail(
-        &mut self,
-        node: &NodeId,
-        incarnation: Incarnation,
-        why: String,
-        runs_on: Option<Ttl>,
-        now: Moment,
-    ) {
-        if let Some(ttl) = runs_on {
-            let until = now.plus(ttl.get());
-            self.timers.runs_on.insert(node.clone(), (incarnation, until));
-        }
-        let failure = Failure { incarnation, why, runs_on };
-        self.record.note(node, |note| note.failed = Some(failure));
-    }
-
-    /// The node has been heard since: an operator's verdict stands, silence does not.
+    /// The node has been heard since: a verdict stands, silence does not.
     fn on_alive(
         &mut self,
         step: &Step,
@@ -797,21 +791,18 @@ impl Machine {
         now: Moment,
     ) {
         let Step::Evict(suspect) = step else { return };
-        let current = self.current.as_mut();
-        let front =
-            current.and_then(|current| Some((&mut current.tries, current.writes.front_mut()?)));
-        match front {
-            Some((tries, Write::Evict { suspect: wanted, .. })) if wanted.node == suspect.node => {
-                *tries += 1;
-                wanted.incarnation = incarnation;
-                wanted.revision = revision.clone();
-                if *tries >= COMMAND_TRIES_MAX {
-                    let why = format!("node {} writes its registration all the time", suspect.node);
-                    self.finish(Reply::Refused(Refusal::Failed { why }));
-                }
-            }
+        let failed = self.record.nodes.get(&suspect.node).and_then(|note| note.failed.as_ref());
+        let verdict = failed.is_some_and(|failed| failed.incarnation == incarnation);
+        let seen = match self.view.presence(&suspect.node) {
+            Some(Presence::Present(record)) => Some(&record.revision),
+            _ => None,
+        };
+        // Plain renewals need not show in the watch, so the revision that was seen may be an old one.
+        if verdict && seen == Some(&suspect.revision) {
+            self.evict_again = Some(Suspect { revision: revision.clone(), ..suspect.clone() });
+        } else {
             // The watch will show it.
-            _ => self.pause_until = Some(now.plus(PAUSE_MIN)),
+            self.pause_until = Some(now.plus(PAUSE_MIN));
         }
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct Seat {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Roster(pub(crate) BTreeMap<NodeId, Seat>);
 
-/// A node whose registration has to be evicted before it counts as failed.
+/// A node whose registration has to be evicted: it was declared failed, or fell silent and counts as
+/// failed afterwards.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Suspect {
     pub(crate) node: NodeId,
@@ -99,6 +100,11 @@ impl Taken {
         });
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
         let status = if note.failed.is_some() {
+            self.suspects.push(Suspect {
+                node: info.id.clone(),
+                incarnation: info.incarnation,
+                revision: seen.revision.clone(),
+            });
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
             NodeStatus::Discovered

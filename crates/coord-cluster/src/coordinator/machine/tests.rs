@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 
 use coord_core::{
     Address, AttemptId, LeaseName, NodeEvent, NodeInfo, NodeRecord, NodeStatus, Origin, ShardCount,
-    TableUid, Term,
+    TableUid, Term, Ttl,
 };
 use coord_placement::Balanced;
 use proptest::prelude::*;
 
 use super::*;
 use crate::invariants::{Hosting, Hosts, check};
-use crate::membership::Presence;
 
 const SHARDS: u32 = 12;
 const NODES: u8 = 5;
@@ -84,6 +83,10 @@ struct World {
     news: Vec<NodeEvent>,
     view: View,
     late: Vec<(Fence, Step)>,
+    /// Runs that fell silent, and so host nothing any more.
+    silent: BTreeSet<Incarnation>,
+    /// Until when runs that were evicted without having been silent may still host.
+    run_on: BTreeMap<NodeId, (Incarnation, Moment)>,
     leaders: Vec<Leader>,
     marks: u64,
     last_write: Moment,
@@ -106,6 +109,8 @@ impl World {
             news: vec![NodeEvent::Snapshot(Vec::new())],
             view: View::default(),
             late: Vec::new(),
+            silent: BTreeSet::new(),
+            run_on: BTreeMap::new(),
             leaders: Vec::new(),
             marks: 0,
             last_write: now,
@@ -134,6 +139,7 @@ impl World {
                 if let Some(record) = self.registered.get(&node) {
                     let incarnation = record.info.incarnation;
                     self.news.push(NodeEvent::Expired { node: node.clone(), incarnation });
+                    self.silent.insert(incarnation);
                     if !self.rules.judging.evict {
                         self.registered.remove(&node);
                     }
@@ -210,6 +216,10 @@ impl World {
         };
         assert_eq!(leader.machine.doing.as_ref(), Some(&step));
         verify(&leader.machine, &step);
+        if which == self.leaders.len() - 1 {
+            self.verify_run_on(&step);
+        }
+        let leader = &mut self.leaders[which];
         if let Step::Answer(ticket, _) = &step {
             assert!((1..=leader.asked).contains(ticket) && leader.answered.insert(*ticket));
         }
@@ -232,6 +242,29 @@ impl World {
         leader.machine.on_outcome(outcome, now);
         assert_eq!(leader.machine.doing, None, "one step at a time");
         None
+    }
+
+    /// What a run that may still host has is left to it, unless it is named in a command, or its
+    /// successor is there.
+    fn verify_run_on(&self, step: &Step) {
+        let machine = &self.leaders.last().expect("one").machine;
+        let Step::Publish(name, _, next) = step else { return };
+        let Some(previous) = machine.tables.get(name).and_then(|table| table.map.as_ref()) else {
+            return;
+        };
+        if matches!(machine.current_write(), Some(Write::Owners(..))) {
+            return;
+        }
+        for (node, (run, until)) in &self.run_on {
+            let succeeded = matches!(machine.view.presence(node), Some(Presence::Present(seen))
+                if seen.info.incarnation != *run);
+            if *until <= self.now || succeeded || self.registered.contains_key(node) {
+                continue;
+            }
+            for shard in previous.shards_of(node) {
+                assert_eq!(next.owner(shard).map(|owner| &owner.id), Some(node), "it still runs");
+            }
+        }
     }
 
     /// What the store does.
@@ -273,6 +306,11 @@ impl World {
                     Outcome::Alive(record.info.incarnation, record.revision.clone())
                 }
                 _ => {
+                    let run = suspect.incarnation;
+                    if self.registered.contains_key(&suspect.node) && !self.silent.contains(&run) {
+                        let until = self.now.plus(self.rules.node_ttl);
+                        self.run_on.insert(suspect.node.clone(), (run, until));
+                    }
                     self.deregister(&suspect.node);
                     Outcome::Evicted
                 }
