@@ -23,7 +23,7 @@ use super::placing::{Failed, Placing, Wishes};
 use super::roster::{self, Roster, Sources, Suspect, Taken, Timers};
 use crate::commands::{Command, Done, Refusal, Reply};
 use crate::membership::{Judging, Presence, View};
-use crate::record::{ClusterRecord, Failure};
+use crate::record::{ClusterRecord, Failure, TableNote};
 use crate::settings::Settings;
 
 /// The most commands that wait; one more is refused.
@@ -32,6 +32,9 @@ const COMMANDS_MAX: usize = 1_024;
 const COMMAND_TRIES_MAX: u8 = 5;
 /// The first pause after a failure; it doubles.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// What metrics call the reason of a rebalance that was asked for.
+const BY_COMMAND: &str = "command";
 
 /// Whom a command came from, as the driver counts.
 pub(crate) type Ticket = u64;
@@ -181,6 +184,8 @@ struct Due {
     /// A burst of changes does not put it off for longer than this.
     cap: Moment,
     reason: String,
+    /// The reason in one of a few words, for metrics.
+    label: &'static str,
 }
 
 /// A command in progress.
@@ -325,7 +330,8 @@ impl Machine {
     fn next_check(&mut self, now: Moment) -> Option<Step> {
         for table in self.tables.values_mut() {
             if table.map.is_some() && table.due.is_none() && table.check_at <= now {
-                table.due = Some(Due { at: now, cap: now, reason: "periodic check".to_owned() });
+                let reason = "periodic check".to_owned();
+                table.due = Some(Due { at: now, cap: now, reason, label: "check" });
                 table.stale = true;
                 self.cluster_stale = true;
             }
@@ -389,13 +395,13 @@ impl Machine {
             }
             Err(error) => tracing::debug!(%error, "the members can't be written down"),
         }
-        let reason = match &self.placed {
-            None => Some(format!("term {} began", self.fence.term)),
-            Some(placed) => self.roster.difference(placed),
+        let (reason, label) = match &self.placed {
+            None => (Some(format!("term {} began", self.fence.term)), "term"),
+            Some(placed) => (self.roster.difference(placed), "members"),
         };
         if let Some(reason) = reason {
             self.placed = Some(self.roster.clone());
-            self.trigger(&reason, now);
+            self.trigger(&reason, label, now);
         }
         Ok(wake)
     }
@@ -416,14 +422,14 @@ impl Machine {
     }
 
     /// Asks for a rebalance of every table, after a while in which more may change.
-    fn trigger(&mut self, reason: &str, now: Moment) {
+    fn trigger(&mut self, reason: &str, label: &'static str, now: Moment) {
         let names: Vec<_> = self.tables.keys().cloned().collect();
         for name in names {
-            self.trigger_table(&name, reason, now);
+            self.trigger_table(&name, reason, label, now);
         }
     }
 
-    fn trigger_table(&mut self, name: &TableName, reason: &str, now: Moment) {
+    fn trigger_table(&mut self, name: &TableName, reason: &str, label: &'static str, now: Moment) {
         const BURST: u32 = 5;
         let delay = self.rules.delay;
         let Some(table) = self.tables.get_mut(name) else { return };
@@ -435,7 +441,7 @@ impl Machine {
             Some(due) => (now.plus(delay * BURST), join(&due.reason, reason)),
             None => (now.plus(delay * BURST), reason.to_owned()),
         };
-        table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason });
+        table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason, label });
     }
 
     fn placing<'a>(&'a self, map: &'a ShardMap) -> Placing<'a> {
@@ -508,7 +514,8 @@ impl Machine {
         let pause = if homeless { doubled(table.failures).min(check) } else { check };
         table.failures = table.failures.saturating_add(1);
         let at = now.plus(pause);
-        table.due = Some(Due { at, cap: at, reason: reason.to_owned() });
+        let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
+        table.due = Some(Due { at, cap: at, reason: reason.to_owned(), label });
         table.check_at = at;
         if self.record.failures.get(name) != Some(&why) {
             tracing::warn!(table = %name, why, "a rebalance failed; the old map stays in force");
@@ -748,12 +755,20 @@ impl Machine {
             return;
         };
         let moved = table.map.as_ref().map_or(0, |old| moved(old, &map));
+        let placed_anew = TableNote::read(map.annex()).rebalance.is_some();
+        let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
         table.map = Some(map);
+        tracing::debug!(table = %name, %version, moved, "a map is published");
         if matches!(self.current_write(), Some(Write::Owners(..))) {
             self.write_done(Some((name, version, moved)));
             return;
         }
-        if matches!(self.current_write(), Some(Write::Rebalance(..))) {
+        let by_command = matches!(self.current_write(), Some(Write::Rebalance(..)));
+        if placed_anew {
+            let label = if by_command { BY_COMMAND } else { label };
+            crate::telemetry::rebalancing_triggered(label);
+        }
+        if by_command {
             self.write_done(Some((name.clone(), version, moved)));
         }
         self.settled(&name, now);
