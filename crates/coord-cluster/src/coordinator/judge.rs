@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coord_core::{Incarnation, NodeId, NodeStatus, ShardId, ShardMap, TableName};
 
-use super::roster::{Roster, Seat, Suspect};
+use super::roster::{Roster, Seat};
 use crate::commands::{Command, Refusal};
 use crate::membership::{Presence, View};
 use crate::record::{ClusterRecord, Failure};
@@ -15,8 +15,6 @@ use crate::record::{ClusterRecord, Failure};
 pub(crate) enum Write {
     /// Remember this in `_cluster`.
     Note(Note),
-    /// Evict a registration.
-    Evict(Suspect),
     /// Give shards these owners.
     Owners(TableName, BTreeMap<ShardId, Vec<NodeId>>),
     /// Place all shards of a table anew.
@@ -133,21 +131,17 @@ impl Bench<'_> {
 
     fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, Refusal> {
         let seat = self.seat(node)?;
-        let verdict = |incarnation, runs_on| {
-            let failure = Failure { incarnation, why: why.to_owned(), runs_on };
-            Write::Note(Note::Failed(node.clone(), failure))
-        };
-        match self.view.presence(node) {
-            Some(Presence::Present(seen)) => {
-                let suspect = Suspect::of(seen);
-                // Written down first: whoever leads next must not take the eviction for a leave.
-                let verdict = verdict(suspect.incarnation, Some(seen.ttl));
-                Ok(vec![verdict, Write::Evict(suspect)])
-            }
-            _ if seat.entry.status == NodeStatus::Failed => Ok(Vec::new()),
-            // It is gone already, and only the verdict is missing.
-            _ => Ok(vec![verdict(seat.entry.incarnation, None)]),
+        if seat.entry.status == NodeStatus::Failed {
+            return Ok(Vec::new());
         }
+        // Once the verdict can't be forgotten, the registration is evicted, and only the TTL after
+        // that frees the node's shards.
+        let (incarnation, runs_on) = match self.view.presence(node) {
+            Some(Presence::Present(seen)) => (seen.info.incarnation, Some(seen.ttl)),
+            _ => (seat.entry.incarnation, None),
+        };
+        let failure = Failure { incarnation, why: why.to_owned(), runs_on };
+        Ok(vec![Write::Note(Note::Failed(node.clone(), failure))])
     }
 
     fn drain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeId, Revision, ShardId, ShardMap, TableHeader, TableName,
-    Version,
+    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, TableHeader,
+    TableName, Version,
 };
 use coord_placement::PlacementStrategy;
 
@@ -22,8 +22,8 @@ use super::judge::{self, Write};
 use super::placing::{Failed, Placing, Wishes};
 use super::roster::{self, Roster, Sources, Suspect, Taken, Timers};
 use crate::commands::{Command, Done, Refusal, Reply};
-use crate::membership::{Judging, View};
-use crate::record::{ClusterRecord, Failure};
+use crate::membership::{Judging, Presence, View};
+use crate::record::{ClusterRecord, Failure, TableNote};
 use crate::settings::Settings;
 
 /// The most commands that wait; one more is refused.
@@ -34,6 +34,9 @@ const COMMAND_TRIES_MAX: u8 = 5;
 const ANSWER_TRIES_MAX: u8 = 4;
 /// The first pause after a failure; it doubles.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// What metrics call the reason of a rebalance that was asked for.
+const BY_COMMAND: &str = "command";
 
 /// Whom a command came from, as the driver counts.
 pub(crate) type Ticket = u64;
@@ -148,6 +151,10 @@ pub(crate) struct Machine {
     roster: Roster,
     /// The roster that placement has followed; none at the beginning of the term.
     placed: Option<Roster>,
+    /// Runs that are evicted and still show in the view.
+    evicted: BTreeMap<NodeId, Incarnation>,
+    /// An eviction that came too late for the revision that was seen, with the newer one.
+    evict_again: Option<Suspect>,
     tables: BTreeMap<TableName, Table>,
     /// Each with how often it was begun before.
     queue: VecDeque<(Ticket, Command, u8)>,
@@ -182,6 +189,8 @@ struct Due {
     /// A burst of changes does not put it off for longer than this.
     cap: Moment,
     reason: String,
+    /// The reason in one of a few words, for metrics.
+    label: &'static str,
 }
 
 /// A command in progress.
@@ -224,6 +233,8 @@ impl Machine {
             timers: Timers::default(),
             roster: Roster::default(),
             placed: None,
+            evicted: BTreeMap::new(),
+            evict_again: None,
             tables,
             queue: VecDeque::new(),
             current: None,
@@ -239,6 +250,10 @@ impl Machine {
 
     /// What is seen of the registrations has changed.
     pub(crate) fn on_view(&mut self, view: Arc<View>) {
+        self.evicted.retain(|node, run| match view.presence(node) {
+            Some(Presence::Present(record)) => record.info.incarnation == *run,
+            _ => false,
+        });
         self.view = view;
     }
 
@@ -294,7 +309,10 @@ impl Machine {
                 return self.go(step);
             }
             if self.record == remembered {
-                return Turn::Wait(self.wake(wake));
+                return match self.next_check(now) {
+                    Some(step) => self.go(step),
+                    None => Turn::Wait(self.wake(wake)),
+                };
             }
         }
     }
@@ -313,6 +331,20 @@ impl Machine {
 
     fn next_answer(&mut self) -> Option<Step> {
         self.answers.pop_front().map(|(ticket, reply)| Step::Answer(ticket, reply))
+    }
+
+    /// A periodic check reads everything first: nobody tells the leader of a table that was deleted, or
+    /// of a write of its own that arrived long after it had counted as failed.
+    fn next_check(&mut self, now: Moment) -> Option<Step> {
+        for table in self.tables.values_mut() {
+            if table.map.is_some() && table.due.is_none() && table.check_at <= now {
+                let reason = "periodic check".to_owned();
+                table.due = Some(Due { at: now, cap: now, reason, label: "check" });
+                table.stale = true;
+                self.cluster_stale = true;
+            }
+        }
+        self.next_read()
     }
 
     /// Claims come before any read, so that no former leader can write after what is read.
@@ -354,9 +386,13 @@ impl Machine {
         };
         let Taken { roster, record, suspects, wake } =
             roster::take(&sources, &mut self.timers, now);
-        let suspect = suspects.into_iter().find(|suspect| !self.is_evicting(&suspect.node));
-        if let Some(suspect) = suspect {
-            return Err(Step::Evict(suspect));
+        let gone =
+            |suspect: &Suspect| self.evicted.get(&suspect.node) == Some(&suspect.incarnation);
+        if let Some(suspect) = suspects.into_iter().find(|suspect| !gone(suspect)) {
+            let again = self.evict_again.take().filter(|again| {
+                (&again.node, again.incarnation) == (&suspect.node, suspect.incarnation)
+            });
+            return Err(Step::Evict(again.unwrap_or(suspect)));
         }
         self.roster = roster;
         self.record = record;
@@ -367,13 +403,13 @@ impl Machine {
             }
             Err(error) => tracing::debug!(%error, "the members can't be written down"),
         }
-        let reason = match &self.placed {
-            None => Some(format!("term {} began", self.fence.term)),
-            Some(placed) => self.roster.difference(placed),
+        let (reason, label) = match &self.placed {
+            None => (Some(format!("term {} began", self.fence.term)), "term"),
+            Some(placed) => (self.roster.difference(placed), "members"),
         };
         if let Some(reason) = reason {
             self.placed = Some(self.roster.clone());
-            self.trigger(&reason, now);
+            self.trigger(&reason, label, now);
         }
         Ok(wake)
     }
@@ -394,27 +430,26 @@ impl Machine {
     }
 
     /// Asks for a rebalance of every table, after a while in which more may change.
-    fn trigger(&mut self, reason: &str, now: Moment) {
+    fn trigger(&mut self, reason: &str, label: &'static str, now: Moment) {
         let names: Vec<_> = self.tables.keys().cloned().collect();
         for name in names {
-            self.trigger_table(&name, reason, now);
+            self.trigger_table(&name, reason, label, now);
         }
     }
 
-    fn trigger_table(&mut self, name: &TableName, reason: &str, now: Moment) {
+    fn trigger_table(&mut self, name: &TableName, reason: &str, label: &'static str, now: Moment) {
         const BURST: u32 = 5;
         let delay = self.rules.delay;
         let Some(table) = self.tables.get_mut(name) else { return };
-        table.failures = 0;
-        table.due = Some(match table.due.take() {
-            Some(due) if due.at > now => {
-                let at = now.plus(delay).min(due.cap).max(due.at.min(due.cap));
-                Due { at, reason: join(&due.reason, reason), ..due }
-            }
-            _ => {
-                Due { at: now.plus(delay), cap: now.plus(delay * BURST), reason: reason.to_owned() }
-            }
-        });
+        // A retry after a failure may be far away, and what failed may go well now.
+        let retries = std::mem::take(&mut table.failures) > 0;
+        let due = table.due.take().filter(|due| due.at > now);
+        let (cap, reason) = match due {
+            Some(due) if !retries => (due.cap, join(&due.reason, reason)),
+            Some(due) => (now.plus(delay * BURST), join(&due.reason, reason)),
+            None => (now.plus(delay * BURST), reason.to_owned()),
+        };
+        table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason, label });
     }
 
     fn placing<'a>(&'a self, map: &'a ShardMap) -> Placing<'a> {
@@ -459,12 +494,8 @@ impl Machine {
     fn due(&self, name: &TableName, now: Moment) -> Option<(String, Arc<ShardMap>)> {
         let table = self.tables.get(name)?;
         let map = table.map.clone()?;
-        let reason = match &table.due {
-            Some(due) if due.at <= now => due.reason.clone(),
-            None if table.check_at <= now => "periodic check".to_owned(),
-            _ => return None,
-        };
-        Some((reason, map))
+        let due = table.due.as_ref().filter(|due| due.at <= now)?;
+        Some((due.reason.clone(), map))
     }
 
     /// The table is as it should be.
@@ -481,12 +512,18 @@ impl Machine {
     fn put_off(&mut self, name: &TableName, failed: &Failed, reason: &str, now: Moment) {
         let check = self.rules.check;
         let why = failed.to_string();
+        let hosts = self.roster.hosts();
         let Some(table) = self.tables.get_mut(name) else { return };
-        let orphans = table.map.as_ref().is_some_and(|map| map.orphans() > 0);
-        let pause = if orphans { doubled(table.failures).min(check) } else { check };
+        // A shard of a node that failed is as much without a host as one that never had an owner.
+        let homeless = table.map.as_ref().is_some_and(|map| {
+            let hosted = |owner: &NodeEntry| hosts.contains_key(&owner.id);
+            !map.header().shards.shards().all(|shard| map.owner(shard).is_some_and(hosted))
+        });
+        let pause = if homeless { doubled(table.failures).min(check) } else { check };
         table.failures = table.failures.saturating_add(1);
         let at = now.plus(pause);
-        table.due = Some(Due { at, cap: at, reason: reason.to_owned() });
+        let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
+        table.due = Some(Due { at, cap: at, reason: reason.to_owned(), label });
         table.check_at = at;
         if self.record.failures.get(name) != Some(&why) {
             tracing::warn!(table = %name, why, "a rebalance failed; the old map stays in force");
@@ -548,7 +585,6 @@ impl Machine {
             return Front::Empty;
         };
         match write.clone() {
-            Write::Evict(suspect) => Front::Step(Step::Evict(suspect)),
             Write::Note(note) => {
                 note.apply(&mut self.record);
                 self.front_record()
@@ -627,34 +663,16 @@ impl Machine {
     /// The current command's write came to nothing, as far as is known: it is tried again, on what is
     /// stored then.
     fn again(&mut self) {
-        let why = match self.current_write() {
-            Some(Write::Evict(_)) => "the eviction did not succeed yet; the verdict stands",
-            _ => "the store did not take it",
-        };
-        if !self.try_again(why) {
-            return;
-        }
-        // The owners may follow from the map as it was.
-        if matches!(self.current_write(), Some(Write::Owners(..))) {
-            self.begin_anew();
-        }
-    }
-
-    /// Counts one more try of the current command, or refuses it after the last one.
-    fn try_again(&mut self, why: &str) -> bool {
-        let Some(current) = &mut self.current else { return false };
+        let Some(mut current) = self.current.take() else { return };
         current.tries += 1;
-        let more = current.tries < COMMAND_TRIES_MAX;
-        if !more {
-            self.finish(Reply::Refused(Refusal::Failed { why: why.to_owned() }));
-        }
-        more
-    }
-
-    /// Has the current command judged again, by what is seen and stored then.
-    fn begin_anew(&mut self) {
-        if let Some(Current { ticket, command, tries, .. }) = self.current.take() {
-            self.queue.push_front((ticket, command, tries));
+        if current.tries >= COMMAND_TRIES_MAX {
+            let why = "the store did not take it".to_owned();
+            self.refuse(current.ticket, Refusal::Failed { why });
+        } else if matches!(current.writes.front(), Some(Write::Owners(..))) {
+            // The owners may follow from the map as it was.
+            self.queue.push_front((current.ticket, current.command, current.tries));
+        } else {
+            self.current = Some(current);
         }
     }
 
@@ -671,9 +689,9 @@ impl Machine {
             Outcome::Refused(why) => self.on_refused(&step, why),
             Outcome::Published => self.on_published(step, ordered, now),
             Outcome::Conflict => self.on_not_written(&step, ordered),
-            Outcome::Evicted => self.on_evicted(step, ordered, now),
+            Outcome::Evicted => self.on_evicted(step, now),
             Outcome::Alive(incarnation, revision) => {
-                self.on_alive(&step, ordered, incarnation, revision, now);
+                self.on_alive(&step, incarnation, &revision, now);
             }
             Outcome::Answered => self.answer_tries = 0,
         }
@@ -765,76 +783,71 @@ impl Machine {
             return;
         };
         let moved = table.map.as_ref().map_or(0, |old| moved(old, &map));
+        let placed_anew = TableNote::read(map.annex()).rebalance.is_some();
+        let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
         table.map = Some(map);
-        let balanced = !matches!(self.current_write(), Some(Write::Owners(..)));
-        if ordered {
+        tracing::debug!(table = %name, %version, moved, "a map is published");
+        if matches!(self.current_write(), Some(Write::Owners(..))) {
+            if ordered {
+                self.write_done(Some((name, version, moved)));
+            }
+            return;
+        }
+        let by_command = ordered && matches!(self.current_write(), Some(Write::Rebalance(..)));
+        if placed_anew {
+            let label = if by_command { BY_COMMAND } else { label };
+            crate::telemetry::rebalancing_triggered(label);
+        }
+        if by_command {
             self.write_done(Some((name.clone(), version, moved)));
         }
-        if balanced {
-            self.settled(&name, now);
-        }
+        self.settled(&name, now);
     }
 
     fn current_write(&self) -> Option<&Write> {
         self.current.as_ref()?.writes.front()
     }
 
-    /// Whether the current command evicts this node itself.
-    fn is_evicting(&self, node: &NodeId) -> bool {
-        let mut writes = self.current.iter().flat_map(|current| &current.writes);
-        writes.any(|write| matches!(write, Write::Evict(suspect) if suspect.node == *node))
-    }
-
     /// An evicted registration: of a node that was declared failed, or that fell silent.
-    fn on_evicted(&mut self, step: Step, ordered: bool, now: Moment) {
+    fn on_evicted(&mut self, step: Step, now: Moment) {
         let Step::Evict(Suspect { node, incarnation, .. }) = step else { return };
         let failed = self.record.nodes.get(&node).and_then(|note| note.failed.as_ref());
-        let verdict = failed.filter(|failed| failed.incarnation == incarnation);
-        match verdict.and_then(|failed| failed.runs_on) {
-            Some(ttl) => {
-                self.timers.runs_on.insert(node, (incarnation, now.plus(ttl.get())));
+        match failed.filter(|failed| failed.incarnation == incarnation) {
+            Some(Failure { runs_on, .. }) => {
+                if let Some(ttl) = runs_on {
+                    self.timers.runs_on.insert(node.clone(), (incarnation, now.plus(ttl.get())));
+                }
+                self.evicted.insert(node, incarnation);
             }
-            None if verdict.is_none() => {
+            None => {
                 let why = "its registration ran out".to_owned();
                 let failure = Failure { incarnation, why, runs_on: None };
                 self.record.note(&node, |note| note.failed = Some(failure));
             }
-            None => {}
-        }
-        if ordered {
-            self.write_done(None);
         }
     }
 
-    /// The node has been heard since: an operator's verdict stands, silence does not.
+    /// The node has been heard since: a verdict stands, silence does not.
     fn on_alive(
         &mut self,
         step: &Step,
-        ordered: bool,
         incarnation: Incarnation,
-        revision: Revision,
+        revision: &Revision,
         now: Moment,
     ) {
         let Step::Evict(suspect) = step else { return };
-        if !ordered {
+        let failed = self.record.nodes.get(&suspect.node).and_then(|note| note.failed.as_ref());
+        let verdict = failed.is_some_and(|failed| failed.incarnation == incarnation);
+        let seen = match self.view.presence(&suspect.node) {
+            Some(Presence::Present(record)) => Some(&record.revision),
+            _ => None,
+        };
+        // Plain renewals need not show in the watch, so the revision that was seen may be an old one.
+        if verdict && seen == Some(&suspect.revision) {
+            self.evict_again = Some(Suspect { revision: revision.clone(), ..suspect.clone() });
+        } else {
             // The watch will show it.
             self.pause_until = Some(now.plus(PAUSE_MIN));
-            return;
-        }
-        let node = &suspect.node;
-        let why = format!("node {node} writes its registration all the time; the verdict stands");
-        if !self.try_again(&why) {
-            return;
-        }
-        if incarnation != suspect.incarnation {
-            // The verdict on the new run has to be written down before that is evicted.
-            self.pause_until = Some(now.plus(PAUSE_MIN));
-            self.begin_anew();
-            return;
-        }
-        let front = self.current.as_mut().and_then(|current| current.writes.front_mut());
-        if let Some(Write::Evict(wanted)) = front {
-            wanted.revision = revision;
         }
     }
 }
@@ -878,3 +891,6 @@ fn join(first: &str, second: &str) -> String {
     }
     format!("{first}, {second}")
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,8 @@ pub(crate) struct Seat {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Roster(pub(crate) BTreeMap<NodeId, Seat>);
 
-/// A node whose registration has to be evicted: it fell silent, or it was declared failed.
+/// A node whose registration has to be evicted: it was declared failed, or fell silent and counts as
+/// failed afterwards.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Suspect {
     pub(crate) node: NodeId,
@@ -88,7 +89,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
     let known: BTreeMap<&NodeId, &NodeEntry> =
         sources.cluster.nodes().iter().flatten().map(|entry| (&entry.id, entry)).collect();
     for record in sources.view.present() {
-        taken.take_present(record, known.get(&record.info.id).copied(), timers);
+        taken.take_present(record, known.get(&record.info.id).copied());
     }
     for (id, entry) in known {
         if !taken.roster.0.contains_key(id) {
@@ -100,7 +101,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
 }
 
 impl Taken {
-    fn take_present(&mut self, seen: &NodeRecord, known: Option<&NodeEntry>, timers: &Timers) {
+    fn take_present(&mut self, seen: &NodeRecord, known: Option<&NodeEntry>) {
         let info = &seen.info;
         self.record.note(&info.id, |note| {
             // What was said of an older run says nothing of this one.
@@ -108,12 +109,8 @@ impl Taken {
             note.leaving.take_if(|leaving| *leaving != info.incarnation);
         });
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
-        let evicted = timers.runs_on.get(&info.id).is_some_and(|(run, _)| *run == info.incarnation);
-        if !evicted && note.failed.as_ref().is_some_and(|failed| failed.runs_on.is_some()) {
-            // Whoever declared it failed did not come to evict it.
-            self.suspects.push(Suspect::of(seen));
-        }
         let status = if note.failed.is_some() {
+            self.suspects.push(Suspect::of(seen));
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
             NodeStatus::Discovered
