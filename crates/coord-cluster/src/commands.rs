@@ -22,7 +22,8 @@ pub enum Command {
         node: Joining,
     },
     /// Declares a node failed: its registration is evicted, and its shards move once the evicted
-    /// record's TTL has passed.
+    /// record's TTL has passed. It is done as soon as the verdict is written down, and says nothing of a
+    /// later run of the node.
     MarkNodeFailed {
         /// Which node.
         node: NodeId,

@@ -787,10 +787,8 @@ impl Machine {
         let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
         table.map = Some(map);
         tracing::debug!(table = %name, %version, moved, "a map is published");
-        if matches!(self.current_write(), Some(Write::Owners(..))) {
-            if ordered {
-                self.write_done(Some((name, version, moved)));
-            }
+        if ordered && matches!(self.current_write(), Some(Write::Owners(..))) {
+            self.write_done(Some((name, version, moved)));
             return;
         }
         let by_command = ordered && matches!(self.current_write(), Some(Write::Rebalance(..)));

@@ -244,17 +244,13 @@ impl World {
         None
     }
 
-    /// What a run that may still host has is left to it, unless it is named in a command, or its
-    /// successor is there.
+    /// What a run that may still host has is left to it, unless its successor is there.
     fn verify_run_on(&self, step: &Step) {
         let machine = &self.leaders.last().expect("one").machine;
         let Step::Publish(name, _, next) = step else { return };
         let Some(previous) = machine.tables.get(name).and_then(|table| table.map.as_ref()) else {
             return;
         };
-        if matches!(machine.current_write(), Some(Write::Owners(..))) {
-            return;
-        }
         for (node, (run, until)) in &self.run_on {
             let succeeded = matches!(machine.view.presence(node), Some(Presence::Present(seen))
                 if seen.info.incarnation != *run);
