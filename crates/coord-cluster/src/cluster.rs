@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coord_core::{
-    Backend, BootClock, Clock, Discovery, Error, ErrorKind, Fence, Guarantees, Lease, NodeEntry,
-    NodeId, NodeInfo, Placement, Replace, Request, RequestEvent, RequestId, Result, ShardMap,
-    TableHeader, TableName, Tenure, Watched, Watcher, shard_of,
+    Backend, BootClock, Clock, ClusterName, Discovery, Error, ErrorKind, Fence, Guarantees, Lease,
+    NodeEntry, NodeId, NodeInfo, Placement, Replace, Request, RequestEvent, RequestId, Result,
+    ShardMap, TableHeader, TableName, Tenure, Watched, Watcher, shard_of,
 };
 use coord_placement::{Balanced, PlacementStrategy};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use crate::commands::{Command, Refusal, Reply};
 use crate::coordinator::{LocalCommand, Spec};
@@ -34,6 +35,8 @@ pub struct Stores {
     placement: Arc<dyn Placement>,
     /// What the store of the nodes promises.
     guarantees: Guarantees,
+    /// The cluster that the first backend was opened for, for logs.
+    cluster: ClusterName,
 }
 
 impl Stores {
@@ -45,6 +48,7 @@ impl Stores {
             discovery: backend.discovery(),
             placement: backend.placement(),
             guarantees: backend.info().guarantees.clone(),
+            cluster: backend.info().cluster.clone(),
         }
     }
 
@@ -151,7 +155,7 @@ impl ClusterBuilder {
             }
             specs.insert(name, spec);
         }
-        let Stores { lease, discovery, placement, guarantees } = stores;
+        let Stores { lease, discovery, placement, guarantees, cluster } = stores;
         let judging = Judging::of(&guarantees);
         let id = node.id.clone();
         let parts =
@@ -159,7 +163,7 @@ impl ClusterBuilder {
         let shared = Arc::new(Shared::new(parts));
         check_headers(&shared).await?;
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
-        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper)) })
+        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, &cluster)) })
     }
 }
 
@@ -200,25 +204,26 @@ struct Inner {
 }
 
 impl Inner {
-    fn start(shared: Arc<Shared>, keeper: Keeper) -> Self {
+    fn start(shared: Arc<Shared>, keeper: Keeper, cluster: &ClusterName) -> Self {
         let tasks = TaskTracker::new();
+        let span = tracing::info_span!("cluster", %cluster, node = %shared.node);
         let (local, commands) = mpsc::channel(LOCAL_COMMANDS_MAX);
         let farewell = Arc::new(Mutex::new(None));
         let said = Arc::clone(&farewell);
-        tasks.spawn(async move {
+        let keep = async move {
             if let Err(error) = keeper.keep().await {
                 *said.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
-        });
-        tasks.spawn(follow::leader(Arc::clone(&shared)));
-        tasks.spawn(follow::table(Arc::clone(&shared), TableName::cluster()));
-        for name in shared.specs.keys() {
-            tasks.spawn(follow::table(Arc::clone(&shared), name.clone()));
+        };
+        tasks.spawn(keep.instrument(span.clone()));
+        tasks.spawn(follow::leader(Arc::clone(&shared)).instrument(span.clone()));
+        for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
+            tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
         }
         if shared.settings.candidate {
-            tasks.spawn(membership::watch_nodes(Arc::clone(&shared)));
+            tasks.spawn(membership::watch_nodes(Arc::clone(&shared)).instrument(span.clone()));
         }
-        tasks.spawn(election::run(Arc::clone(&shared), commands));
+        tasks.spawn(election::run(Arc::clone(&shared), commands).instrument(span));
         tasks.close();
         Self { shared, tasks, local, farewell }
     }

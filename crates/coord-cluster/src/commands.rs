@@ -22,7 +22,8 @@ pub enum Command {
         node: Joining,
     },
     /// Declares a node failed: its registration is evicted, and its shards move once the evicted
-    /// record's TTL has passed.
+    /// record's TTL has passed. It is done as soon as the verdict is written down, and says nothing of a
+    /// later run of the node.
     MarkNodeFailed {
         /// Which node.
         node: NodeId,
@@ -244,6 +245,14 @@ pub enum Refusal {
         /// Its status.
         status: NodeStatus,
     },
+    /// The node was declared failed and may still run: its shards stay with it until the TTL of its
+    /// registration has passed.
+    MayStillRun {
+        /// Which node.
+        node: NodeId,
+        /// Which shard would be taken from it.
+        shard: ShardId,
+    },
     /// The node takes nothing new.
     NodeDraining {
         /// Which node.
@@ -302,6 +311,11 @@ impl fmt::Display for Refusal {
             Self::UnhealthyNode { node, status } => {
                 write!(f, "node {node} is {status} and hosts nothing")
             }
+            Self::MayStillRun { node, shard } => write!(
+                f,
+                "node {node} was declared failed and may still run; shard {shard} stays with it \
+                 until the TTL of its registration has passed"
+            ),
             Self::NodeDraining { node } => write!(f, "node {node} is draining"),
             Self::TableNotFound { table } => write!(f, "there is no table {table}"),
             Self::ShardNotFound { shard, shards } => {

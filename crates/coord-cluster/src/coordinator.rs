@@ -10,3 +10,6 @@ mod roster;
 
 pub(crate) use driver::{Ended, LocalCommand, lead};
 pub(crate) use machine::Spec;
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use coord_core::session::{LeaseGuard, Leases};
 use coord_core::{Incarnation, LeaseName, NodeId, Result};
 use tokio::sync::mpsc;
+use tracing::Instrument;
 
 use crate::commands::{Refusal, Reply};
 use crate::coordinator::{Ended, LocalCommand, lead};
@@ -84,14 +85,18 @@ async fn reign(shared: &Arc<Shared>, guard: LeaseGuard, local: &mut mpsc::Receiv
         observer.on_role(Role::Leader);
         Vec::new()
     });
-    let ended = lead(shared, &guard, local).await;
+    let ended = lead(shared, &guard, local).instrument(tracing::info_span!("term", %term)).await;
     shared.tenure.send_replace(None);
     shared.observe(|observer| {
         observer.on_role(Role::Follower);
         Vec::new()
     });
     refuse(shared, local);
-    tracing::info!(node = %shared.node, %term, why = %ended, "this node does not lead any more");
+    if matches!(ended, Ended::Refused(_)) {
+        tracing::error!(node = %shared.node, %term, why = %ended, "this node can't lead here");
+    } else {
+        tracing::info!(node = %shared.node, %term, why = %ended, "this node leads no more");
+    }
     let again_after = match ended {
         Ended::Lost(_) => None,
         // So that somebody else can take the lease.

@@ -387,3 +387,145 @@ fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<E
     }
     kinds
 }
+
+#[cfg(test)]
+mod tests {
+    use coord_core::{
+        Address, AttemptId, Fence, LeaseName, Origin, ShardCount, TableHeader, TableUid,
+    };
+
+    use super::*;
+    use crate::record::Failure;
+
+    fn name() -> TableName {
+        TableName::new("orders").expect("name")
+    }
+
+    fn id(node: &str) -> NodeId {
+        NodeId::new(node).expect("name")
+    }
+
+    fn run(number: u128) -> Incarnation {
+        Incarnation::from_u128(number)
+    }
+
+    fn leader(node: &str, term: u64) -> (Holder, Term) {
+        let holder = Holder::new(id(node), run(1), AttemptId::from_u128(u128::from(term)));
+        (holder, Term::from_u64(term))
+    }
+
+    /// A version after `base` with these nodes, whose shards go to them by index.
+    fn after(
+        base: &ShardMap,
+        nodes: &[(&str, u128, NodeStatus)],
+        owners: &[usize],
+    ) -> Arc<ShardMap> {
+        let mut edit = base.edit();
+        let slots: Vec<Slot> = nodes
+            .iter()
+            .map(|(node, incarnation, status)| {
+                let address = Address::new("localhost:1").expect("address");
+                let entry = NodeEntry::new(id(node), run(*incarnation), address, *status);
+                edit.put_node(entry).expect("room")
+            })
+            .collect();
+        for (shard, owner) in (0..).map(ShardId::new).zip(owners) {
+            edit.set_owner(shard, 0, slots[*owner]).expect("in range");
+        }
+        let origin = Origin::new("memory:1/c");
+        let attempt = AttemptId::from_u128(1);
+        let fence = Fence::new(LeaseName::leader(), Term::from_u64(1), attempt, origin);
+        Arc::new(edit.finish(fence).expect("changed"))
+    }
+
+    fn empty(shards: u32) -> ShardMap {
+        let header = TableHeader::new(ShardCount::new(shards).expect("count"));
+        ShardMap::empty(header, TableUid::from_u128(1))
+    }
+
+    fn kinds(events: &[Event]) -> Vec<EventKind> {
+        events.iter().map(|event| event.kind.clone()).collect()
+    }
+
+    /// Two active nodes that share four shards, and n1 leads.
+    fn two() -> (Observer, Arc<ShardMap>, Arc<ShardMap>) {
+        let nodes = [("n1", 1, NodeStatus::Active), ("n2", 1, NodeStatus::Active)];
+        let cluster = after(&empty(1), &nodes, &[]);
+        let table = after(&empty(4), &nodes, &[0, 0, 1, 1]);
+        let mut observer = Observer::new([name()]);
+        let (holder, term) = leader("n1", 1);
+        observer.on_leader(Some((&holder, term)));
+        observer.on_cluster(Some(Arc::clone(&cluster)), ClusterRecord::default());
+        observer.on_table(&name(), Some(Arc::clone(&table)));
+        assert_eq!(observer.status().state, ClusterState::MultiNode(Balance::Stable));
+        (observer, cluster, table)
+    }
+
+    #[test]
+    fn a_node_that_was_away_gets_the_difference() {
+        let (mut observer, cluster, table) = two();
+        // n2 failed, n3 joined and drained, n1 restarted, in versions that were never seen.
+        let between = after(&cluster, &[("n3", 1, NodeStatus::Active)], &[]);
+        let nodes = [
+            ("n1", 2, NodeStatus::Active),
+            ("n2", 1, NodeStatus::Failed),
+            ("n3", 1, NodeStatus::Draining),
+        ];
+        let cluster = after(&between, &nodes, &[]);
+        let mut record = ClusterRecord::default();
+        record.paused = true;
+        let failure = Failure { incarnation: run(1), why: "test".to_owned(), runs_on: None };
+        record.note(&id("n2"), |note| note.failed = Some(failure));
+        let events = observer.on_cluster(Some(Arc::clone(&cluster)), record.clone());
+        let why = "test".to_owned();
+        for kind in [
+            EventKind::NodeReplaced { node: id("n1"), incarnation: run(2) },
+            EventKind::NodeFailed { node: id("n2"), incarnation: run(1), why },
+            EventKind::NodeJoined { node: id("n3"), incarnation: run(1) },
+            EventKind::NodeDraining { node: id("n3") },
+            EventKind::RebalancingPaused,
+        ] {
+            assert_eq!(kinds(&events).iter().filter(|heard| **heard == kind).count(), 1, "{kind}");
+        }
+        let cause = Cause::Version { table: TableName::cluster(), version: cluster.version() };
+        assert!(events.iter().all(|event| event.cause == cause));
+
+        let to_third = after(&table, &nodes, &[0, 0, 2, 2]);
+        let newest = after(&to_third, &nodes, &[0, 0, 0, 2]);
+        let events = observer.on_table(&name(), Some(Arc::clone(&newest)));
+        let went = |shard, to| Migrated { shard: ShardId::new(shard), from: id("n2"), to: id(to) };
+        let shards: Arc<[Migrated]> = [went(2, "n1"), went(3, "n3")].into();
+        assert!(kinds(&events).contains(&EventKind::ShardsMigrated { table: name(), shards }));
+
+        // What is seen twice happened once.
+        assert_eq!(observer.on_cluster(Some(cluster), record), []);
+        assert_eq!(observer.on_table(&name(), Some(newest)), []);
+    }
+
+    #[test]
+    fn a_leader_of_an_older_term_is_none() {
+        let (mut observer, ..) = two();
+        let (holder, term) = leader("n2", 7);
+        let events = observer.on_leader(Some((&holder, term)));
+        assert_eq!(events.len(), 2, "one term ends, another begins: {events:?}");
+        assert_eq!(events[0].cause, Cause::Term(Term::from_u64(1)));
+        assert_eq!(events[1].kind, EventKind::LeaderElected { node: id("n2"), term });
+        let (late, older) = leader("n1", 1);
+        assert_eq!(observer.on_leader(Some((&late, older))), []);
+        assert_eq!(observer.status().leader.map(|leader| leader.term), Some(term));
+        assert_eq!(observer.on_leader(None).len(), 1);
+        assert_eq!(observer.on_leader(None), []);
+    }
+
+    #[test]
+    fn a_table_of_another_life_is_new() {
+        let (mut observer, _, table) = two();
+        let header = table.header().clone();
+        let nodes = [("n1", 1, NodeStatus::Active)];
+        let fresh = ShardMap::empty(header, TableUid::from_u128(2));
+        let other = after(&fresh, &nodes, &[0; 4]);
+        let events = observer.on_table(&name(), Some(other));
+        let assigned = |kind: &EventKind| matches!(kind, EventKind::ShardsAssigned { shards, .. } if shards.len() == 4);
+        assert!(kinds(&events).iter().any(assigned), "{events:?}");
+    }
+}

@@ -61,7 +61,7 @@ pub struct Settings {
     /// The first assignment waits for this many active nodes; 1.
     pub min_members: u32,
     /// The share of nodes that may vanish inside one node TTL before evictions stop, above 0 and at most
-    /// 1; 0.5. It applies from 5 nodes on.
+    /// 1; 0.5. It applies from 5 nodes on. So far it is validated and not in effect.
     pub mass_failure_brake: f64,
     /// Shards of a table, 1 to 2^24; 1024.
     pub shards: ShardCount,

@@ -26,9 +26,6 @@ pub(crate) fn status(me: &NodeId, status: &Status) {
 /// Counts what an event tells.
 pub(crate) fn event(kind: &EventKind) {
     match kind {
-        EventKind::RebalancingTriggered { .. } => {
-            counter!("cluster_rebalancing_triggered").increment(1);
-        }
         EventKind::RebalancingCompleted { moved, .. } => {
             counter!("cluster_rebalancing_completed").increment(1);
             counter!("cluster_rebalancing_shards_moved").increment(u64::from(*moved));
@@ -36,6 +33,12 @@ pub(crate) fn event(kind: &EventKind) {
         EventKind::NodeFailed { .. } => counter!("cluster_node_failures").increment(1),
         _ => {}
     }
+}
+
+/// The leader placed the shards of a table anew: for its new term, for a change of the members, at the
+/// periodic check, or by a command.
+pub(crate) fn rebalancing_triggered(reason: &'static str) {
+    counter!("cluster_rebalancing_triggered", "reason" => reason).increment(1);
 }
 
 /// A rebalance failed on the leader, at this stage.

@@ -70,6 +70,8 @@ struct Shared {
     state: watch::Sender<State>,
     /// Which replies are lost next: of any operation, or of one.
     dropped: Mutex<Vec<Option<&'static str>>>,
+    /// Requests of which operations are lost next.
+    unsent: Mutex<Vec<&'static str>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +87,11 @@ struct State {
 impl FaultControl {
     fn new() -> Self {
         let state = State { cut: None, paused: false, delay: Duration::ZERO, watch_cuts: 0 };
-        Self(Arc::new(Shared { state: watch::Sender::new(state), dropped: Mutex::new(Vec::new()) }))
+        Self(Arc::new(Shared {
+            state: watch::Sender::new(state),
+            dropped: Mutex::default(),
+            unsent: Mutex::default(),
+        }))
     }
 
     /// Cuts the store off. `effect` is what failed writes say of themselves: `None` as if the connection
@@ -118,14 +124,21 @@ impl FaultControl {
         self.lose(Some(operation));
     }
 
+    /// Loses the next request of this operation, which is not applied; the caller can't tell. Others
+    /// pass in between.
+    pub fn drop_request_to(&self, operation: &'static str) {
+        self.unsent(|unsent| unsent.push(operation));
+    }
+
     /// Ends the watches that are open now.
     pub fn cut_watches(&self) {
         self.0.state.send_modify(|state| state.watch_cuts += 1);
     }
 
-    /// Ends all faults, replies that were still to be lost included.
+    /// Ends all faults, requests and replies that were still to be lost included.
     pub fn heal(&self) {
         self.dropped(Vec::clear);
+        self.unsent(Vec::clear);
         self.0.state.send_modify(|state| {
             state.cut = None;
             state.paused = false;
@@ -141,6 +154,18 @@ impl FaultControl {
         step(&mut self.0.dropped.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn unsent<T>(&self, step: impl FnOnce(&mut Vec<&'static str>) -> T) -> T {
+        step(&mut self.0.unsent.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether this request is to be lost; if so, that one is used up.
+    fn takes_request(&self, operation: &str) -> bool {
+        self.unsent(|unsent| {
+            let index = unsent.iter().position(|lost| *lost == operation);
+            index.map(|index| unsent.remove(index)).is_some()
+        })
+    }
+
     /// Whether the reply to this operation is to be lost; if so, that one is used up.
     fn takes_reply(&self, operation: &'static str) -> bool {
         self.dropped(|dropped| {
@@ -154,6 +179,7 @@ impl FaultControl {
         let mut states = self.0.state.subscribe();
         let state = states.wait_for(|state| state.cut.is_some() || !state.paused).await;
         match state.ok().and_then(|state| state.cut) {
+            None if self.takes_request(operation) => Err(cut_off(operation, writes)),
             None => Ok(()),
             Some(effect) => Err(cut_off(operation, writes && effect == Effect::Unknown)),
         }

@@ -229,18 +229,15 @@ impl Lead<'_> {
                 let evict = self.shared.discovery.evict(node, run, &suspect.revision);
                 self.shared.call("evict", evict).await.map(evicted)
             }
-            Step::Answer(ticket, reply) => {
-                let asker = self.asked.remove(ticket);
-                self.answer(asker, reply).await
-            }
+            Step::Answer(ticket, reply) => self.answer(*ticket, reply).await,
         };
         outcome.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
     }
 
-    /// Tells whoever asked. An answer that can't be brought is left out: the asker then counts the
-    /// command as unanswered.
-    async fn answer(&self, asker: Option<Asker>, reply: &Reply) -> Result<Outcome> {
-        let id = match asker {
+    /// Tells whoever asked. An answer that can't be brought at all is left out: the asker then counts
+    /// the command as unanswered.
+    async fn answer(&mut self, ticket: Ticket, reply: &Reply) -> Result<Outcome> {
+        let id = match self.asked.remove(&ticket) {
             None => return Ok(Outcome::Answered),
             Some(Asker::Local(sender)) => {
                 // Nobody may be waiting any more.
@@ -260,6 +257,10 @@ impl Lead<'_> {
         Ok(match self.shared.call("answer", call).await {
             Ok(Answered::Fenced(_)) => Outcome::Fenced,
             Ok(_) => Outcome::Answered,
+            Err(error) if error.is_retryable() => {
+                self.asked.insert(ticket, Asker::Remote(id));
+                return Err(error);
+            }
             Err(error) => {
                 tracing::debug!(%error, request = %id, "a request stays unanswered");
                 Outcome::Answered

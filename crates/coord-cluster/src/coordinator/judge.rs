@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coord_core::{NodeId, NodeStatus, ShardId, ShardMap, TableName, Ttl};
+use coord_core::{Incarnation, NodeId, NodeStatus, ShardId, ShardMap, TableName};
 
-use super::roster::{Roster, Seat, Suspect};
+use super::roster::{Roster, Seat};
 use crate::commands::{Command, Refusal};
 use crate::membership::{Presence, View};
 use crate::record::{ClusterRecord, Failure};
@@ -13,16 +13,48 @@ use crate::record::{ClusterRecord, Failure};
 /// One write of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Write {
-    /// Evict a registration; the node may run on for the TTL.
-    Evict { suspect: Suspect, ttl: Ttl, why: String },
     /// Remember this in `_cluster`.
-    Record(ClusterRecord),
+    Note(Note),
     /// Give shards these owners.
     Owners(TableName, BTreeMap<ShardId, Vec<NodeId>>),
     /// Place all shards of a table anew.
     Rebalance(TableName, String),
     /// End the term.
     StepDown,
+}
+
+/// A change of what is to be remembered. It says nothing of the rest, which may change before it is
+/// written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Note {
+    Failed(NodeId, Failure),
+    Drain(NodeId, bool),
+    Leaving(NodeId, Incarnation),
+    Paused(bool),
+    Pin(TableName, ShardId, NodeId),
+    Unpin(TableName, ShardId),
+    Heir(NodeId),
+}
+
+impl Note {
+    pub(crate) fn apply(self, record: &mut ClusterRecord) {
+        match self {
+            Self::Failed(node, failure) => record.note(&node, |note| note.failed = Some(failure)),
+            Self::Drain(node, drain) => record.note(&node, |note| note.drain = drain),
+            Self::Leaving(node, run) => record.note(&node, |note| note.leaving = Some(run)),
+            Self::Paused(paused) => record.paused = paused,
+            Self::Pin(table, shard, node) => {
+                record.pins.entry(table).or_default().insert(shard, node);
+            }
+            Self::Unpin(table, shard) => {
+                if let Some(pins) = record.pins.get_mut(&table) {
+                    pins.remove(&shard);
+                }
+                record.pins.retain(|_, pins| !pins.is_empty());
+            }
+            Self::Heir(node) => record.heir = Some(node),
+        }
+    }
 }
 
 /// What commands are judged by.
@@ -60,21 +92,15 @@ impl Bench<'_> {
             Command::RebalanceShards { table, reason } => self.rebalance(table.as_ref(), reason),
             Command::Pin { table, shard, node } => self.pin(table, *shard, node),
             Command::Unpin { table, shard } => self.unpin(table, *shard),
-            Command::Pause => Ok(self.remember(|record| record.paused = true)),
+            Command::Pause => Ok(vec![Write::Note(Note::Paused(true))]),
             Command::Resume => {
-                let mut writes = self.remember(|record| record.paused = false);
+                let mut writes = vec![Write::Note(Note::Paused(false))];
                 writes.extend(self.rebalance_all("balancing was resumed"));
                 Ok(writes)
             }
             Command::StepDown => Ok(vec![Write::StepDown]),
             Command::TransferLeadership { to } => self.transfer(to),
         }
-    }
-
-    fn remember(&self, change: impl FnOnce(&mut ClusterRecord)) -> Vec<Write> {
-        let mut record = self.record.clone();
-        change(&mut record);
-        vec![Write::Record(record)]
     }
 
     fn rebalance_all(&self, reason: &str) -> Vec<Write> {
@@ -105,26 +131,17 @@ impl Bench<'_> {
 
     fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, Refusal> {
         let seat = self.seat(node)?;
-        let incarnation = seat.entry.incarnation;
-        match self.view.presence(node) {
-            _ if seat.entry.status == NodeStatus::Failed => Ok(Vec::new()),
-            Some(Presence::Present(seen)) => Ok(vec![Write::Evict {
-                suspect: Suspect {
-                    node: node.clone(),
-                    incarnation: seen.info.incarnation,
-                    revision: seen.revision.clone(),
-                },
-                ttl: seen.ttl,
-                why: why.to_owned(),
-            }]),
-            // It is gone already, and only the verdict is missing.
-            _ => {
-                let failure = Failure { incarnation, why: why.to_owned(), runs_on: None };
-                Ok(self.remember(|record| {
-                    record.note(node, |note| note.failed = Some(failure));
-                }))
-            }
+        if seat.entry.status == NodeStatus::Failed {
+            return Ok(Vec::new());
         }
+        // Once the verdict can't be forgotten, the registration is evicted, and only the TTL after
+        // that frees the node's shards.
+        let (incarnation, runs_on) = match self.view.presence(node) {
+            Some(Presence::Present(seen)) => (seen.info.incarnation, Some(seen.ttl)),
+            _ => (seat.entry.incarnation, None),
+        };
+        let failure = Failure { incarnation, why: why.to_owned(), runs_on };
+        Ok(vec![Write::Note(Note::Failed(node.clone(), failure))])
     }
 
     fn drain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -132,7 +149,7 @@ impl Bench<'_> {
         if status != NodeStatus::Active {
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(self.remember(|record| record.note(node, |note| note.drain = true)))
+        Ok(vec![Write::Note(Note::Drain(node.clone(), true))])
     }
 
     fn undrain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -142,7 +159,7 @@ impl Bench<'_> {
             let status = seat.entry.status;
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(self.remember(|record| record.note(node, |note| note.drain = false)))
+        Ok(vec![Write::Note(Note::Drain(node.clone(), false))])
     }
 
     fn leave(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -151,7 +168,7 @@ impl Bench<'_> {
         if !status.may_host() {
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(self.remember(|record| record.note(node, |note| note.leaving = Some(incarnation))))
+        Ok(vec![Write::Note(Note::Leaving(node.clone(), incarnation))])
     }
 
     /// Whether a node may be given a shard that it may have already.
@@ -201,8 +218,26 @@ impl Bench<'_> {
             for node in nodes {
                 self.seat(node)?;
             }
+            self.leaves_where_it_runs(&map, shard, nodes)?;
         }
         Ok(vec![Write::Owners(table.clone(), owners.clone())])
+    }
+
+    /// A node that was declared failed may still run, so nobody may take its place yet.
+    fn leaves_where_it_runs(
+        &self,
+        map: &ShardMap,
+        shard: ShardId,
+        nodes: &[NodeId],
+    ) -> Result<(), Refusal> {
+        for (place, slot) in map.owner_slots(shard).enumerate() {
+            let Some(owner) = map.node(slot) else { continue };
+            let runs_on = self.roster.seat(&owner.id).is_some_and(|seat| seat.runs_on);
+            if runs_on && nodes.get(place) != Some(&owner.id) {
+                return Err(Refusal::MayStillRun { node: owner.id.clone(), shard });
+            }
+        }
+        Ok(())
     }
 
     fn rebalance(&self, table: Option<&TableName>, reason: &str) -> Result<Vec<Write>, Refusal> {
@@ -221,21 +256,14 @@ impl Bench<'_> {
     fn pin(&self, table: &TableName, shard: ShardId, node: &NodeId) -> Result<Vec<Write>, Refusal> {
         let map = self.table_with(table, shard)?;
         self.may_take(&map, shard, node)?;
-        let mut writes = self.remember(|record| {
-            record.pins.entry(table.clone()).or_default().insert(shard, node.clone());
-        });
+        let mut writes = vec![Write::Note(Note::Pin(table.clone(), shard, node.clone()))];
         writes.extend(self.rebalance(Some(table), &format!("shard {shard} is pinned"))?);
         Ok(writes)
     }
 
     fn unpin(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, Refusal> {
         self.table_with(table, shard)?;
-        Ok(self.remember(|record| {
-            if let Some(pins) = record.pins.get_mut(table) {
-                pins.remove(&shard);
-            }
-            record.pins.retain(|_, pins| !pins.is_empty());
-        }))
+        Ok(vec![Write::Note(Note::Unpin(table.clone(), shard))])
     }
 
     fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, Refusal> {
@@ -246,8 +274,6 @@ impl Bench<'_> {
         if to == self.me {
             return Ok(Vec::new());
         }
-        let mut writes = self.remember(|record| record.heir = Some(to.clone()));
-        writes.push(Write::StepDown);
-        Ok(writes)
+        Ok(vec![Write::Note(Note::Heir(to.clone())), Write::StepDown])
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeId, Revision, ShardId, ShardMap, TableHeader, TableName, Ttl,
-    Version,
+    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, TableHeader,
+    TableName, Version,
 };
 use coord_placement::PlacementStrategy;
 
@@ -22,16 +22,21 @@ use super::judge::{self, Write};
 use super::placing::{Failed, Placing, Wishes};
 use super::roster::{self, Roster, Sources, Suspect, Taken, Timers};
 use crate::commands::{Command, Done, Refusal, Reply};
-use crate::membership::{Judging, View};
-use crate::record::{ClusterRecord, Failure};
+use crate::membership::{Judging, Presence, View};
+use crate::record::{ClusterRecord, Failure, TableNote};
 use crate::settings::Settings;
 
 /// The most commands that wait; one more is refused.
 const COMMANDS_MAX: usize = 1_024;
 /// How often a command is begun anew after a conflict or a failed write.
 const COMMAND_TRIES_MAX: u8 = 5;
+/// How often an answer is sent that nobody confirms.
+const ANSWER_TRIES_MAX: u8 = 4;
 /// The first pause after a failure; it doubles.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
+
+/// What metrics call the reason of a rebalance that was asked for.
+const BY_COMMAND: &str = "command";
 
 /// Whom a command came from, as the driver counts.
 pub(crate) type Ticket = u64;
@@ -146,10 +151,17 @@ pub(crate) struct Machine {
     roster: Roster,
     /// The roster that placement has followed; none at the beginning of the term.
     placed: Option<Roster>,
+    /// Runs that are evicted and still show in the view.
+    evicted: BTreeMap<NodeId, Incarnation>,
+    /// An eviction that came too late for the revision that was seen, with the newer one.
+    evict_again: Option<Suspect>,
     tables: BTreeMap<TableName, Table>,
-    queue: VecDeque<(Ticket, Command)>,
+    /// Each with how often it was begun before.
+    queue: VecDeque<(Ticket, Command, u8)>,
     current: Option<Current>,
     answers: VecDeque<(Ticket, Reply)>,
+    /// How often the answer in progress was sent before.
+    answer_tries: u8,
     doing: Option<Step>,
     /// Not before this moment, after the store failed.
     pause_until: Option<Moment>,
@@ -177,6 +189,8 @@ struct Due {
     /// A burst of changes does not put it off for longer than this.
     cap: Moment,
     reason: String,
+    /// The reason in one of a few words, for metrics.
+    label: &'static str,
 }
 
 /// A command in progress.
@@ -186,6 +200,8 @@ struct Current {
     command: Command,
     tries: u8,
     writes: VecDeque<Write>,
+    /// Whether the step in progress is its front write.
+    writing: bool,
     done: Done,
 }
 
@@ -217,10 +233,13 @@ impl Machine {
             timers: Timers::default(),
             roster: Roster::default(),
             placed: None,
+            evicted: BTreeMap::new(),
+            evict_again: None,
             tables,
             queue: VecDeque::new(),
             current: None,
             answers: VecDeque::new(),
+            answer_tries: 0,
             doing: None,
             pause_until: None,
             failures: 0,
@@ -231,6 +250,10 @@ impl Machine {
 
     /// What is seen of the registrations has changed.
     pub(crate) fn on_view(&mut self, view: Arc<View>) {
+        self.evicted.retain(|node, run| match view.presence(node) {
+            Some(Presence::Present(record)) => record.info.incarnation == *run,
+            _ => false,
+        });
         self.view = view;
     }
 
@@ -241,7 +264,7 @@ impl Machine {
             self.refuse(ticket, Refusal::Failed { why });
             return;
         }
-        self.queue.push_back((ticket, command));
+        self.queue.push_back((ticket, command, 0));
     }
 
     /// A command came in that can't even be judged.
@@ -286,7 +309,10 @@ impl Machine {
                 return self.go(step);
             }
             if self.record == remembered {
-                return Turn::Wait(self.wake(wake));
+                return match self.next_check(now) {
+                    Some(step) => self.go(step),
+                    None => Turn::Wait(self.wake(wake)),
+                };
             }
         }
     }
@@ -305,6 +331,20 @@ impl Machine {
 
     fn next_answer(&mut self) -> Option<Step> {
         self.answers.pop_front().map(|(ticket, reply)| Step::Answer(ticket, reply))
+    }
+
+    /// A periodic check reads everything first: nobody tells the leader of a table that was deleted, or
+    /// of a write of its own that arrived long after it had counted as failed.
+    fn next_check(&mut self, now: Moment) -> Option<Step> {
+        for table in self.tables.values_mut() {
+            if table.map.is_some() && table.due.is_none() && table.check_at <= now {
+                let reason = "periodic check".to_owned();
+                table.due = Some(Due { at: now, cap: now, reason, label: "check" });
+                table.stale = true;
+                self.cluster_stale = true;
+            }
+        }
+        self.next_read()
     }
 
     /// Claims come before any read, so that no former leader can write after what is read.
@@ -346,8 +386,13 @@ impl Machine {
         };
         let Taken { roster, record, suspects, wake } =
             roster::take(&sources, &mut self.timers, now);
-        if let Some(suspect) = suspects.into_iter().next() {
-            return Err(Step::Evict(suspect));
+        let gone =
+            |suspect: &Suspect| self.evicted.get(&suspect.node) == Some(&suspect.incarnation);
+        if let Some(suspect) = suspects.into_iter().find(|suspect| !gone(suspect)) {
+            let again = self.evict_again.take().filter(|again| {
+                (&again.node, again.incarnation) == (&suspect.node, suspect.incarnation)
+            });
+            return Err(Step::Evict(again.unwrap_or(suspect)));
         }
         self.roster = roster;
         self.record = record;
@@ -358,13 +403,13 @@ impl Machine {
             }
             Err(error) => tracing::debug!(%error, "the members can't be written down"),
         }
-        let reason = match &self.placed {
-            None => Some(format!("term {} began", self.fence.term)),
-            Some(placed) => self.roster.difference(placed),
+        let (reason, label) = match &self.placed {
+            None => (Some(format!("term {} began", self.fence.term)), "term"),
+            Some(placed) => (self.roster.difference(placed), "members"),
         };
         if let Some(reason) = reason {
             self.placed = Some(self.roster.clone());
-            self.trigger(&reason, now);
+            self.trigger(&reason, label, now);
         }
         Ok(wake)
     }
@@ -385,27 +430,26 @@ impl Machine {
     }
 
     /// Asks for a rebalance of every table, after a while in which more may change.
-    fn trigger(&mut self, reason: &str, now: Moment) {
+    fn trigger(&mut self, reason: &str, label: &'static str, now: Moment) {
         let names: Vec<_> = self.tables.keys().cloned().collect();
         for name in names {
-            self.trigger_table(&name, reason, now);
+            self.trigger_table(&name, reason, label, now);
         }
     }
 
-    fn trigger_table(&mut self, name: &TableName, reason: &str, now: Moment) {
+    fn trigger_table(&mut self, name: &TableName, reason: &str, label: &'static str, now: Moment) {
         const BURST: u32 = 5;
         let delay = self.rules.delay;
         let Some(table) = self.tables.get_mut(name) else { return };
-        table.failures = 0;
-        table.due = Some(match table.due.take() {
-            Some(due) if due.at > now => {
-                let at = now.plus(delay).min(due.cap).max(due.at.min(due.cap));
-                Due { at, reason: join(&due.reason, reason), ..due }
-            }
-            _ => {
-                Due { at: now.plus(delay), cap: now.plus(delay * BURST), reason: reason.to_owned() }
-            }
-        });
+        // A retry after a failure may be far away, and what failed may go well now.
+        let retries = std::mem::take(&mut table.failures) > 0;
+        let due = table.due.take().filter(|due| due.at > now);
+        let (cap, reason) = match due {
+            Some(due) if !retries => (due.cap, join(&due.reason, reason)),
+            Some(due) => (now.plus(delay * BURST), join(&due.reason, reason)),
+            None => (now.plus(delay * BURST), reason.to_owned()),
+        };
+        table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason, label });
     }
 
     fn placing<'a>(&'a self, map: &'a ShardMap) -> Placing<'a> {
@@ -450,12 +494,8 @@ impl Machine {
     fn due(&self, name: &TableName, now: Moment) -> Option<(String, Arc<ShardMap>)> {
         let table = self.tables.get(name)?;
         let map = table.map.clone()?;
-        let reason = match &table.due {
-            Some(due) if due.at <= now => due.reason.clone(),
-            None if table.check_at <= now => "periodic check".to_owned(),
-            _ => return None,
-        };
-        Some((reason, map))
+        let due = table.due.as_ref().filter(|due| due.at <= now)?;
+        Some((due.reason.clone(), map))
     }
 
     /// The table is as it should be.
@@ -472,12 +512,18 @@ impl Machine {
     fn put_off(&mut self, name: &TableName, failed: &Failed, reason: &str, now: Moment) {
         let check = self.rules.check;
         let why = failed.to_string();
+        let hosts = self.roster.hosts();
         let Some(table) = self.tables.get_mut(name) else { return };
-        let orphans = table.map.as_ref().is_some_and(|map| map.orphans() > 0);
-        let pause = if orphans { doubled(table.failures).min(check) } else { check };
+        // A shard of a node that failed is as much without a host as one that never had an owner.
+        let homeless = table.map.as_ref().is_some_and(|map| {
+            let hosted = |owner: &NodeEntry| hosts.contains_key(&owner.id);
+            !map.header().shards.shards().all(|shard| map.owner(shard).is_some_and(hosted))
+        });
+        let pause = if homeless { doubled(table.failures).min(check) } else { check };
         table.failures = table.failures.saturating_add(1);
         let at = now.plus(pause);
-        table.due = Some(Due { at, cap: at, reason: reason.to_owned() });
+        let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
+        table.due = Some(Due { at, cap: at, reason: reason.to_owned(), label });
         table.check_at = at;
         if self.record.failures.get(name) != Some(&why) {
             tracing::warn!(table = %name, why, "a rebalance failed; the old map stays in force");
@@ -490,11 +536,16 @@ impl Machine {
     fn next_write(&mut self, now: Moment) -> Option<Result<Step, Turn>> {
         loop {
             if self.current.is_none() {
-                let (ticket, command) = self.queue.pop_front()?;
-                self.begin(ticket, command, 0);
+                let (ticket, command, tries) = self.queue.pop_front()?;
+                self.begin(ticket, command, tries);
             } else {
                 match self.front_write(now) {
-                    Front::Step(step) => return Some(Ok(step)),
+                    Front::Step(step) => {
+                        if let Some(current) = &mut self.current {
+                            current.writing = true;
+                        }
+                        return Some(Ok(step));
+                    }
                     Front::Nothing => self.write_done(None),
                     Front::Refused(refusal) => self.finish(Reply::Refused(refusal)),
                     Front::Empty => self.finish_done(),
@@ -510,11 +561,6 @@ impl Machine {
     }
 
     fn begin(&mut self, ticket: Ticket, command: Command, tries: u8) {
-        if tries >= COMMAND_TRIES_MAX {
-            let why = "the store did not take it".to_owned();
-            self.refuse(ticket, Refusal::Failed { why });
-            return;
-        }
         let table = |name: &TableName| self.tables.get(name)?.map.clone();
         let bench = judge::Bench {
             me: &self.me,
@@ -527,7 +573,8 @@ impl Machine {
         match bench.judge(&command) {
             Ok(writes) => {
                 let (writes, done) = (writes.into(), Done::default());
-                self.current = Some(Current { ticket, command, tries, writes, done });
+                let writing = false;
+                self.current = Some(Current { ticket, command, tries, writes, writing, done });
             }
             Err(refusal) => self.refuse(ticket, refusal),
         }
@@ -538,9 +585,8 @@ impl Machine {
             return Front::Empty;
         };
         match write.clone() {
-            Write::Evict { suspect, .. } => Front::Step(Step::Evict(suspect)),
-            Write::Record(record) => {
-                self.record = record;
+            Write::Note(note) => {
+                note.apply(&mut self.record);
                 self.front_record()
             }
             Write::Owners(table, owners) => self.front_owners(&table, &owners),
@@ -614,60 +660,79 @@ impl Machine {
         }
     }
 
-    /// The current command's write came to nothing: it is judged again by what is found then.
+    /// The current command's write came to nothing, as far as is known: it is tried again, on what is
+    /// stored then.
     fn again(&mut self) {
-        if let Some(current) = self.current.take() {
-            self.begin(current.ticket, current.command, current.tries + 1);
+        let Some(mut current) = self.current.take() else { return };
+        current.tries += 1;
+        if current.tries >= COMMAND_TRIES_MAX {
+            let why = "the store did not take it".to_owned();
+            self.refuse(current.ticket, Refusal::Failed { why });
+        } else if matches!(current.writes.front(), Some(Write::Owners(..))) {
+            // The owners may follow from the map as it was.
+            self.queue.push_front((current.ticket, current.command, current.tries));
+        } else {
+            self.current = Some(current);
         }
     }
 
     /// How the step in progress came out.
     pub(crate) fn on_outcome(&mut self, outcome: Outcome, now: Moment) {
         let Some(step) = self.doing.take() else { return };
+        let current = self.current.as_mut();
+        let ordered = current.is_some_and(|current| std::mem::take(&mut current.writing));
         match outcome {
             Outcome::Fenced => self.stop = Some(Stop::Fenced),
-            Outcome::Failed(why) => self.on_failed(&step, &why, now),
+            Outcome::Failed(why) => self.on_failed(step, ordered, &why, now),
             Outcome::Claimed(map) => self.on_map(&step, Some(map)),
             Outcome::Loaded(map) => self.on_map(&step, map),
             Outcome::Refused(why) => self.on_refused(&step, why),
-            Outcome::Published => self.on_published(step, now),
-            Outcome::Conflict => {
-                self.mark_stale(&step);
-                self.again_if_writing(&step);
-            }
+            Outcome::Published => self.on_published(step, ordered, now),
+            Outcome::Conflict => self.on_not_written(&step, ordered),
             Outcome::Evicted => self.on_evicted(step, now),
             Outcome::Alive(incarnation, revision) => {
                 self.on_alive(&step, incarnation, &revision, now);
             }
-            Outcome::Answered => {}
+            Outcome::Answered => self.answer_tries = 0,
         }
         if self.pause_until.is_none() {
             self.failures = 0;
         }
     }
 
-    fn on_failed(&mut self, step: &Step, why: &str, now: Moment) {
+    fn on_failed(&mut self, step: Step, ordered: bool, why: &str, now: Moment) {
         if self.failures == 0 {
             tracing::warn!(why, "the leader's call to the store failed; it is repeated");
             crate::telemetry::rebalancing_failed("store");
         }
         self.pause_until = Some(now.plus(doubled(self.failures).min(self.rules.check)));
         self.failures = self.failures.saturating_add(1);
-        // The write may have been applied: what is stored decides what is still to be done.
-        self.mark_stale(step);
-        self.again_if_writing(step);
-    }
-
-    fn mark_stale(&mut self, step: &Step) {
-        let Step::Publish(name, ..) = step else { return };
-        match self.tables.get_mut(name) {
-            Some(table) => table.stale = true,
-            None => self.cluster_stale = true,
+        match step {
+            Step::Answer(ticket, reply) => self.answer_again(ticket, reply),
+            step => self.on_not_written(&step, ordered),
         }
     }
 
-    fn again_if_writing(&mut self, step: &Step) {
-        if matches!(step, Step::Publish(..) | Step::Evict(_)) {
+    /// A request that stays unanswered is carried out once more by whoever leads next, so that a
+    /// command to step down would go from leader to leader.
+    fn answer_again(&mut self, ticket: Ticket, reply: Reply) {
+        self.answer_tries += 1;
+        if self.answer_tries < ANSWER_TRIES_MAX {
+            self.answers.push_front((ticket, reply));
+        } else {
+            self.answer_tries = 0;
+        }
+    }
+
+    /// The write may have been applied: what is stored decides what is still to be done.
+    fn on_not_written(&mut self, step: &Step, ordered: bool) {
+        if let Step::Publish(name, ..) = step {
+            match self.tables.get_mut(name) {
+                Some(table) => table.stale = true,
+                None => self.cluster_stale = true,
+            }
+        }
+        if ordered {
             self.again();
         }
     }
@@ -707,23 +772,31 @@ impl Machine {
         }
     }
 
-    fn on_published(&mut self, step: Step, now: Moment) {
+    fn on_published(&mut self, step: Step, ordered: bool, now: Moment) {
         let Step::Publish(name, _, map) = step else { return };
         let version = map.version();
         let Some(table) = self.tables.get_mut(&name) else {
             self.cluster = Some(map);
-            if matches!(self.current_write(), Some(Write::Record(_))) {
+            if ordered {
                 self.write_done(Some((name, version, 0)));
             }
             return;
         };
         let moved = table.map.as_ref().map_or(0, |old| moved(old, &map));
+        let placed_anew = TableNote::read(map.annex()).rebalance.is_some();
+        let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
         table.map = Some(map);
-        if matches!(self.current_write(), Some(Write::Owners(..))) {
+        tracing::debug!(table = %name, %version, moved, "a map is published");
+        if ordered && matches!(self.current_write(), Some(Write::Owners(..))) {
             self.write_done(Some((name, version, moved)));
             return;
         }
-        if matches!(self.current_write(), Some(Write::Rebalance(..))) {
+        let by_command = ordered && matches!(self.current_write(), Some(Write::Rebalance(..)));
+        if placed_anew {
+            let label = if by_command { BY_COMMAND } else { label };
+            crate::telemetry::rebalancing_triggered(label);
+        }
+        if by_command {
             self.write_done(Some((name.clone(), version, moved)));
         }
         self.settled(&name, now);
@@ -733,46 +806,26 @@ impl Machine {
         self.current.as_ref()?.writes.front()
     }
 
-    /// An evicted registration: of a node that an operator declared failed, or that fell silent.
+    /// An evicted registration: of a node that was declared failed, or that fell silent.
     fn on_evicted(&mut self, step: Step, now: Moment) {
-        let Step::Evict(suspect) = step else { return };
-        let ordered = match self.current_write() {
-            Some(Write::Evict { suspect: wanted, ttl, why }) if wanted.node == suspect.node => {
-                Some((*ttl, why.clone()))
+        let Step::Evict(Suspect { node, incarnation, .. }) = step else { return };
+        let failed = self.record.nodes.get(&node).and_then(|note| note.failed.as_ref());
+        match failed.filter(|failed| failed.incarnation == incarnation) {
+            Some(Failure { runs_on, .. }) => {
+                if let Some(ttl) = runs_on {
+                    self.timers.runs_on.insert(node.clone(), (incarnation, now.plus(ttl.get())));
+                }
+                self.evicted.insert(node, incarnation);
             }
-            _ => None,
-        };
-        let (runs_on, why) = match ordered {
-            Some((ttl, why)) => (Some(ttl), why),
-            None => (None, "its registration ran out".to_owned()),
-        };
-        self.fail(&suspect.node, suspect.incarnation, why, runs_on, now);
-        if runs_on.is_some() {
-            let record = self.record.clone();
-            if let Some(current) = &mut self.current {
-                current.writes.pop_front();
-                current.writes.push_front(Write::Record(record));
+            None => {
+                let why = "its registration ran out".to_owned();
+                let failure = Failure { incarnation, why, runs_on: None };
+                self.record.note(&node, |note| note.failed = Some(failure));
             }
         }
     }
 
-    fn fail(
-        &mut self,
-        node: &NodeId,
-        incarnation: Incarnation,
-        why: String,
-        runs_on: Option<Ttl>,
-        now: Moment,
-    ) {
-        if let Some(ttl) = runs_on {
-            let until = now.plus(ttl.get());
-            self.timers.runs_on.insert(node.clone(), (incarnation, until));
-        }
-        let failure = Failure { incarnation, why, runs_on };
-        self.record.note(node, |note| note.failed = Some(failure));
-    }
-
-    /// The node has been heard since: an operator's verdict stands, silence does not.
+    /// The node has been heard since: a verdict stands, silence does not.
     fn on_alive(
         &mut self,
         step: &Step,
@@ -781,21 +834,18 @@ impl Machine {
         now: Moment,
     ) {
         let Step::Evict(suspect) = step else { return };
-        let current = self.current.as_mut();
-        let front =
-            current.and_then(|current| Some((&mut current.tries, current.writes.front_mut()?)));
-        match front {
-            Some((tries, Write::Evict { suspect: wanted, .. })) if wanted.node == suspect.node => {
-                *tries += 1;
-                wanted.incarnation = incarnation;
-                wanted.revision = revision.clone();
-                if *tries >= COMMAND_TRIES_MAX {
-                    let why = format!("node {} writes its registration all the time", suspect.node);
-                    self.finish(Reply::Refused(Refusal::Failed { why }));
-                }
-            }
+        let failed = self.record.nodes.get(&suspect.node).and_then(|note| note.failed.as_ref());
+        let verdict = failed.is_some_and(|failed| failed.incarnation == incarnation);
+        let seen = match self.view.presence(&suspect.node) {
+            Some(Presence::Present(record)) => Some(&record.revision),
+            _ => None,
+        };
+        // Plain renewals need not show in the watch, so the revision that was seen may be an old one.
+        if verdict && seen == Some(&suspect.revision) {
+            self.evict_again = Some(Suspect { revision: revision.clone(), ..suspect.clone() });
+        } else {
             // The watch will show it.
-            _ => self.pause_until = Some(now.plus(PAUSE_MIN)),
+            self.pause_until = Some(now.plus(PAUSE_MIN));
         }
     }
 }
@@ -839,3 +889,6 @@ fn join(first: &str, second: &str) -> String {
     }
     format!("{first}, {second}")
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,12 +29,23 @@ pub(crate) struct Seat {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Roster(pub(crate) BTreeMap<NodeId, Seat>);
 
-/// A node whose registration has to be evicted before it counts as failed.
+/// A node whose registration has to be evicted: it was declared failed, or fell silent and counts as
+/// failed afterwards.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Suspect {
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) revision: Revision,
+}
+
+impl Suspect {
+    pub(crate) fn of(record: &NodeRecord) -> Self {
+        Self {
+            node: record.info.id.clone(),
+            incarnation: record.info.incarnation,
+            revision: record.revision.clone(),
+        }
+    }
 }
 
 /// What the leader's own clock has measured of nodes; a new leader begins anew.
@@ -99,6 +110,7 @@ impl Taken {
         });
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
         let status = if note.failed.is_some() {
+            self.suspects.push(Suspect::of(seen));
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
             NodeStatus::Discovered
@@ -147,11 +159,7 @@ impl Taken {
         } else if sources.rules.judging.evict
             && let Some(Presence::Absent { record, .. }) = presence
         {
-            self.suspects.push(Suspect {
-                node: known.id.clone(),
-                incarnation: record.info.incarnation,
-                revision: record.revision.clone(),
-            });
+            self.suspects.push(Suspect::of(record));
         } else {
             let why = "its registration ran out".to_owned();
             let failure = Failure { incarnation: known.incarnation, why, runs_on: None };

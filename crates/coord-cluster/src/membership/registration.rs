@@ -134,6 +134,9 @@ impl Registrar {
         if !current || now >= deadline {
             return None;
         }
+        if self.held.as_ref().is_some_and(|held| held.deadline <= now) {
+            return self.lose("its deadline passed", now);
+        }
         let news = self.held.is_none().then_some(Registered::As(registration.incarnation));
         self.held = Some(Held { registration, deadline });
         self.replace = Replace::No;
@@ -157,4 +160,142 @@ impl Registrar {
 pub(crate) struct Times {
     pub(crate) interval: Duration,
     pub(crate) retry: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use coord_core::{Address, NodeId, Revision, Ttl};
+
+    use super::*;
+
+    /// TTL 10 s, so the deadline is 9 s after the request.
+    const TTL_SECS: u64 = 10;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_origin(Duration::from_secs(seconds))
+    }
+
+    fn registrar() -> Registrar {
+        let id = NodeId::new("n1").expect("name");
+        let info = NodeInfo::new(id, Address::new("localhost:1").expect("address"))
+            .with_incarnation(Incarnation::from_u128(1));
+        let times = Times { interval: Duration::from_secs(3), retry: Duration::from_secs(2) };
+        Registrar::new(info, Replace::Yes, times, at(0))
+    }
+
+    fn held(incarnation: Incarnation) -> RegistrarOutcome {
+        let ttl = Ttl::from_secs(TTL_SECS).expect("in range");
+        let node = NodeId::new("n1").expect("name");
+        RegistrarOutcome::Held(Registration::new(node, incarnation, ttl, Revision::from_u64(1)))
+    }
+
+    /// The call that is due now; none while there is nothing to do.
+    fn call(registrar: &mut Registrar, now: Moment) -> Option<RegistrarStep> {
+        match registrar.next(now) {
+            (RegistrarTurn::Do(step), None) => Some(step),
+            (RegistrarTurn::WaitUntil(_), None) => None,
+            (_, news) => panic!("unexpected news: {news:?}"),
+        }
+    }
+
+    /// Registered by a request of 0 s that was answered at once.
+    fn registered() -> Registrar {
+        let mut registrar = registrar();
+        let first = call(&mut registrar, at(0));
+        assert!(matches!(first, Some(RegistrarStep::Register(_, Replace::Yes))), "{first:?}");
+        let run = Incarnation::from_u128(1);
+        let news = registrar.on_outcome(held(run), 1.0, at(0));
+        assert_eq!(news, Some(Registered::As(run)));
+        registrar
+    }
+
+    #[test]
+    fn the_deadline_counts_from_before_the_request() {
+        let mut registrar = registered();
+        assert_eq!(registrar.deadline(), Some(at(9)));
+        assert_eq!(registrar.next(at(1)), (RegistrarTurn::WaitUntil(at(3)), None));
+        assert!(matches!(call(&mut registrar, at(3)), Some(RegistrarStep::Heartbeat(..))));
+        // The answer takes 2 s, which belong to the TTL.
+        assert_eq!(registrar.on_outcome(held(Incarnation::from_u128(1)), 1.0, at(5)), None);
+        assert_eq!(registrar.deadline(), Some(at(12)));
+    }
+
+    #[test]
+    fn a_failed_heartbeat_is_repeated_and_loses_nothing_before_the_deadline() {
+        let mut registrar = registered();
+        for seconds in [3, 5, 7] {
+            let step = call(&mut registrar, at(seconds));
+            assert!(matches!(step, Some(RegistrarStep::Heartbeat(..))), "{step:?}");
+            assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(seconds)), None);
+            assert_eq!(call(&mut registrar, at(seconds + 1)), None);
+        }
+        let (turn, news) = registrar.next(at(9));
+        let lost = Registered::Lost(Incarnation::from_u128(1), "its deadline passed");
+        assert_eq!(news, Some(lost));
+        let RegistrarTurn::Do(RegistrarStep::Register(info, Replace::No)) = turn else {
+            panic!("it joins again, and replaces nobody: {turn:?}");
+        };
+        assert_ne!(info.incarnation, Incarnation::from_u128(1));
+    }
+
+    #[test]
+    fn a_late_success_revives_nothing() {
+        let mut registrar = registered();
+        assert!(call(&mut registrar, at(8)).is_some());
+        let old = Incarnation::from_u128(1);
+        let (turn, news) = registrar.next(at(9));
+        assert!(matches!(news, Some(Registered::Lost(run, _)) if run == old), "{news:?}");
+        assert!(matches!(turn, RegistrarTurn::Do(RegistrarStep::Register(..))), "{turn:?}");
+        assert_eq!(registrar.on_outcome(held(old), 1.0, at(9)), None);
+        assert_eq!((registrar.registration(), registrar.deadline()), (None, None));
+
+        // A first registration that comes after its own deadline is none either.
+        let mut registrar = self::registrar();
+        assert!(call(&mut registrar, at(0)).is_some());
+        assert_eq!(registrar.on_outcome(held(old), 1.0, at(9)), None);
+        assert_eq!(registrar.registration(), None);
+    }
+
+    #[test]
+    fn a_renewal_that_comes_after_the_deadline_revives_nothing() {
+        let mut registrar = registered();
+        assert!(call(&mut registrar, at(8)).is_some());
+        let old = Incarnation::from_u128(1);
+        // It was sent before the deadline, and nobody has looked at the clock since.
+        let news = registrar.on_outcome(held(old), 1.0, at(9));
+        assert_eq!(news, Some(Registered::Lost(old, "its deadline passed")));
+        assert_eq!(registrar.registration(), None);
+        let step = call(&mut registrar, at(9));
+        let Some(RegistrarStep::Register(info, Replace::No)) = step else {
+            panic!("it joins as a new run: {step:?}");
+        };
+        assert_ne!(info.incarnation, old);
+    }
+
+    #[test]
+    fn a_run_that_is_gone_or_superseded_joins_again_as_another() {
+        for outcome in [RegistrarOutcome::Gone, RegistrarOutcome::Superseded] {
+            let mut registrar = registered();
+            assert!(call(&mut registrar, at(3)).is_some());
+            let news = registrar.on_outcome(outcome.clone(), 1.0, at(3));
+            let old = Incarnation::from_u128(1);
+            assert!(matches!(news, Some(Registered::Lost(run, _)) if run == old), "{news:?}");
+            let step = call(&mut registrar, at(3));
+            let Some(RegistrarStep::Register(info, Replace::No)) = step else {
+                panic!("it joins again at once, and replaces nobody: {step:?}");
+            };
+            assert_ne!(info.incarnation, old);
+            // Told twice, it loses the run once.
+            assert_eq!(registrar.on_outcome(outcome, 1.0, at(3)), None);
+        }
+    }
+
+    #[test]
+    fn a_duplicate_is_asked_about_again_after_an_interval() {
+        let mut registrar = registrar();
+        assert!(call(&mut registrar, at(0)).is_some());
+        assert_eq!(registrar.on_outcome(RegistrarOutcome::Duplicate, 1.0, at(1)), None);
+        assert_eq!(registrar.next(at(1)), (RegistrarTurn::WaitUntil(at(4)), None));
+        assert!(call(&mut registrar, at(4)).is_some());
+    }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use coord_cluster::{Cluster, Command, EventKind, Settings};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Backend, Effect, ErrorKind, MemoryBackend, Publish, Replace, ShardCount, TableHeader,
-    TokioClock,
+    Backend, Effect, ErrorKind, MemoryBackend, NodeStatus, Publish, Replace, ShardCount,
+    TableHeader, TokioClock,
 };
 use tokio::time::Instant;
 
@@ -106,6 +106,48 @@ async fn a_lost_reply_to_a_publish_is_no_second_write() {
     until(&fourth, |status| shares(status) == [256; 4]).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(map(&fourth).version(), version.next());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_to_step_down_ends_one_term_although_its_answer_was_lost() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    let (asker, _) = &nodes[(leads + 1) % 3];
+    let term = nodes[leads].0.fence().expect("leads").term;
+    let mut events = asker.events();
+    nodes[leads].1.drop_request_to("answer");
+    assert!(asker.request(Command::StepDown).await.expect("asked").is_done());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let elected = |kind: &EventKind| match kind {
+        EventKind::LeaderElected { term, .. } => Some(*term),
+        _ => None,
+    };
+    let terms: Vec<_> = kinds(&mut events).iter().filter_map(elected).collect();
+    assert!(matches!(terms[..], [next] if next > term), "{terms:?} after {term}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_whose_reply_is_lost_is_no_leave() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    let (watching, control) = &nodes[leads];
+    let (victim, _) = &nodes[(leads + 1) % 3];
+    let name = victim.node().clone();
+    // It can't notice, as if it were paused.
+    victim.abandon();
+    let before = map(watching);
+    let start = Instant::now();
+    control.drop_reply_to("evict");
+    let command = Command::MarkNodeFailed { node: name.clone(), why: "test".to_owned() };
+    assert!(watching.command(command).await.expect("asked").is_done());
+    let ttl = Settings::fast().node_ttl;
+    tokio::time::sleep(ttl.saturating_sub(start.elapsed()) - Duration::from_millis(1)).await;
+    let member = watching.status().member(&name).map(|member| member.status);
+    assert_eq!(member, Some(NodeStatus::Failed));
+    assert!(map(watching).raw_owners() == before.raw_owners(), "it may still run");
+    until(watching, |status| shares(status) == [512, 512]).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,3 +4,5 @@ mod commands;
 mod common;
 mod failover;
 mod faults;
+mod leaders;
+mod timing;

@@ -1,0 +1,418 @@
+//! Commands whose writes go wrong, on a store that is played here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_core::{
+    Address, AttemptId, Fence, Incarnation, LeaseName, Moment, NodeEvent, NodeId, NodeInfo,
+    NodeRecord, Origin, Revision, ShardCount, ShardId, ShardMap, TableHeader, TableName, TableUid,
+    Term, Ttl,
+};
+use coord_placement::Balanced;
+
+use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn};
+use super::roster::Suspect;
+use crate::Settings;
+use crate::commands::{Command, Refusal, Reply};
+use crate::membership::{Judging, View};
+use crate::record::{ClusterRecord, Failure};
+
+const JUDGING: Judging = Judging { wait_ttl: false, evict: false };
+const TTL: Duration = Duration::from_secs(9);
+const TURNS_MAX: usize = 1_000;
+
+fn table() -> TableName {
+    TableName::new("orders").expect("name")
+}
+
+fn id(name: &str) -> NodeId {
+    NodeId::new(name).expect("name")
+}
+
+fn run(number: u128) -> Incarnation {
+    Incarnation::from_u128(number)
+}
+
+fn specs() -> BTreeMap<TableName, Spec> {
+    let header = TableHeader::new(ShardCount::new(12).expect("count"));
+    BTreeMap::from([(table(), Spec { header, strategy: Arc::new(Balanced::default()) })])
+}
+
+fn machine(term: u64, now: Moment) -> Machine {
+    let attempt = AttemptId::from_u128(u128::from(term));
+    let origin = Origin::new("memory:1/c");
+    let fence = Fence::new(LeaseName::leader(), Term::from_u64(term), attempt, origin);
+    let rules = Rules::new(&Settings::fast(), JUDGING);
+    Machine::new(id("n1"), fence, rules, &specs(), now)
+}
+
+/// A leader and its store. A step that is not carried out by [`perform`](Self::perform) has no effect.
+struct Desk {
+    now: Moment,
+    machine: Machine,
+    stored: BTreeMap<TableName, Arc<ShardMap>>,
+    registered: BTreeMap<NodeId, NodeRecord>,
+    view: View,
+    revision: u64,
+    asked: Ticket,
+    /// With what was to be remembered when the answer came.
+    answers: Vec<(Ticket, Reply, ClusterRecord)>,
+}
+
+impl Desk {
+    /// Three nodes n1 to n3 with four shards each.
+    fn new() -> Self {
+        let now = Moment::from_origin(Duration::from_secs(3600));
+        let mut desk = Self {
+            now,
+            machine: machine(1, now),
+            stored: BTreeMap::new(),
+            registered: BTreeMap::new(),
+            view: View::default(),
+            revision: 0,
+            asked: 0,
+            answers: Vec::new(),
+        };
+        desk.see(NodeEvent::Snapshot(Vec::new()));
+        for name in ["n1", "n2", "n3"] {
+            desk.join(name, 1);
+        }
+        desk.pass(Duration::from_secs(5));
+        assert_eq!(["n1", "n2", "n3"].map(|name| desk.shards_of(name)), [4; 3]);
+        desk
+    }
+
+    fn see(&mut self, event: NodeEvent) {
+        self.view.on_event(event, JUDGING, self.now);
+        self.machine.on_view(Arc::new(self.view.clone()));
+    }
+
+    fn join(&mut self, name: &str, incarnation: u128) {
+        let record = self.register(name, incarnation);
+        self.see(NodeEvent::Joined(record));
+    }
+
+    /// Registers a run, which the watch does not show yet.
+    fn register(&mut self, name: &str, incarnation: u128) -> NodeRecord {
+        self.revision += 1;
+        let address = Address::new("localhost:1").expect("address");
+        let info = NodeInfo::new(id(name), address).with_incarnation(run(incarnation));
+        let ttl = Ttl::new(TTL).expect("ttl");
+        let record = NodeRecord::new(info, ttl, Revision::from_u64(self.revision));
+        self.registered.insert(id(name), record.clone());
+        record
+    }
+
+    fn elect(&mut self, term: u64) {
+        self.machine = machine(term, self.now);
+        self.machine.on_view(Arc::new(self.view.clone()));
+    }
+
+    fn ask(&mut self, command: Command) -> Ticket {
+        self.asked += 1;
+        self.machine.on_command(self.asked, command);
+        self.asked
+    }
+
+    fn fail_n2(&mut self) -> Ticket {
+        self.ask(Command::MarkNodeFailed { node: id("n2"), why: "test".to_owned() })
+    }
+
+    fn perform(&mut self, step: &Step) -> Outcome {
+        match step {
+            Step::Claim(name, header) => {
+                let new = || Arc::new(ShardMap::empty(header.clone(), TableUid::from_u128(1)));
+                Outcome::Claimed(Arc::clone(self.stored.entry(name.clone()).or_insert_with(new)))
+            }
+            Step::Load(name) => Outcome::Loaded(self.stored.get(name).cloned()),
+            Step::Publish(name, expected, map) => {
+                if self.stored.get(name).map(|map| map.version()) != Some(*expected) {
+                    return Outcome::Conflict;
+                }
+                self.stored.insert(name.clone(), Arc::clone(map));
+                Outcome::Published
+            }
+            Step::Evict(Suspect { node, incarnation, revision }) => {
+                match self.registered.get(node) {
+                    Some(record) if record.revision == *revision => {
+                        self.registered.remove(node);
+                        // As after a deregistration.
+                        let (node, incarnation) = (node.clone(), *incarnation);
+                        self.see(NodeEvent::Left { node, incarnation });
+                        Outcome::Evicted
+                    }
+                    Some(record) => {
+                        Outcome::Alive(record.info.incarnation, record.revision.clone())
+                    }
+                    None => Outcome::Evicted,
+                }
+            }
+            Step::Answer(ticket, reply) => {
+                self.answers.push((*ticket, reply.clone(), self.record()));
+                Outcome::Answered
+            }
+        }
+    }
+
+    fn outcome(&mut self, outcome: Outcome) {
+        self.machine.on_outcome(outcome, self.now);
+    }
+
+    fn lose(&mut self) {
+        self.outcome(Outcome::Failed("no answer".to_owned()));
+    }
+
+    /// Carries steps out until this one, which the test decides on.
+    fn until(&mut self, wanted: impl Fn(&Step) -> bool) -> Step {
+        for _ in 0..TURNS_MAX {
+            match self.machine.next(self.now) {
+                Turn::Do(step) if wanted(&step) => return step,
+                Turn::Do(step) => {
+                    let outcome = self.perform(&step);
+                    self.outcome(outcome);
+                }
+                Turn::Wait(Some(until)) => self.now = until.max(self.now),
+                other => panic!("it never comes: {other:?}"),
+            }
+        }
+        panic!("it never comes");
+    }
+
+    /// Carries all steps out that come within this time.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now.plus(time);
+        for _ in 0..TURNS_MAX {
+            match self.machine.next(self.now) {
+                Turn::Do(step) => {
+                    let outcome = self.perform(&step);
+                    self.outcome(outcome);
+                }
+                Turn::Wait(Some(until)) if until <= end => self.now = until,
+                Turn::Wait(_) => {
+                    self.now = end;
+                    return;
+                }
+                Turn::Stop(stop) => panic!("it stops: {stop:?}"),
+            }
+        }
+        panic!("it never comes to rest");
+    }
+
+    fn record(&self) -> ClusterRecord {
+        let cluster = self.stored.get(&TableName::cluster()).expect("claimed");
+        ClusterRecord::read(cluster.annex()).expect("reads")
+    }
+
+    fn failure(&self, name: &str) -> Option<Failure> {
+        self.record().nodes.get(&id(name))?.failed.clone()
+    }
+
+    fn map(&self) -> &ShardMap {
+        self.stored.get(&table()).expect("claimed")
+    }
+
+    fn shards_of(&self, name: &str) -> usize {
+        let mut shards = self.map().header().shards.shards();
+        let of = |shard| self.map().owner(shard).is_some_and(|owner| owner.id == id(name));
+        shards.by_ref().filter(|shard| of(*shard)).count()
+    }
+
+    fn shard_of(&self, name: &str) -> ShardId {
+        let mut shards = self.map().header().shards.shards();
+        let of = |shard| self.map().owner(shard).is_some_and(|owner| owner.id == id(name));
+        shards.find(|shard| of(*shard)).expect("it has some")
+    }
+
+    /// The one answer, and what was remembered when it came.
+    fn answer(&self, ticket: Ticket) -> (&Reply, &ClusterRecord) {
+        let mut answers = self.answers.iter().filter(|(answered, ..)| *answered == ticket);
+        let (_, reply, record) = answers.next().expect("answered");
+        assert_eq!(answers.next(), None, "answered twice");
+        (reply, record)
+    }
+
+    /// The shards of n2 stay for its TTL from now on, and go then.
+    #[track_caller]
+    fn keeps_for_its_ttl(&mut self) {
+        self.pass(TTL - Duration::from_secs(1));
+        assert_eq!(self.shards_of("n2"), 4, "it may still run");
+        self.pass(Duration::from_secs(3));
+        assert_eq!(self.shards_of("n2"), 0);
+    }
+}
+
+fn is_cluster(step: &Step) -> bool {
+    matches!(step, Step::Publish(name, ..) if *name == TableName::cluster())
+}
+
+fn is_evict(step: &Step) -> bool {
+    matches!(step, Step::Evict(_))
+}
+
+fn is_answer(step: &Step) -> bool {
+    matches!(step, Step::Answer(..))
+}
+
+#[test]
+fn a_command_is_done_by_its_own_write_only() {
+    let mut desk = Desk::new();
+    let ticket = desk.ask(Command::Drain { node: id("n2") });
+    desk.until(is_cluster);
+    desk.lose();
+    desk.join("n4", 1);
+    desk.pass(Duration::from_secs(5));
+    let (reply, record) = desk.answer(ticket);
+    assert!(reply.is_done(), "{reply:?}");
+    assert!(record.nodes.get(&id("n2")).is_some_and(|note| note.drain), "{record:?}");
+    assert_eq!(desk.shards_of("n2"), 0);
+}
+
+#[test]
+fn a_command_that_is_tried_again_reverts_nothing() {
+    let mut desk = Desk::new();
+    let ticket = desk.ask(Command::Pause);
+    desk.until(is_cluster);
+    desk.lose();
+    desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(1) });
+    desk.pass(Duration::from_secs(5));
+    let (reply, record) = desk.answer(ticket);
+    assert!(reply.is_done() && record.paused, "{reply:?} {record:?}");
+    assert!(record.nodes.get(&id("n3")).is_some_and(|note| note.failed.is_some()), "{record:?}");
+    assert!(desk.failure("n3").is_some());
+}
+
+#[test]
+fn a_store_that_takes_no_write_makes_a_command_fail() {
+    let mut desk = Desk::new();
+    let ticket = desk.ask(Command::Pause);
+    for _ in 0..5 {
+        desk.until(is_cluster);
+        desk.lose();
+    }
+    desk.pass(Duration::from_secs(60));
+    let (reply, record) = desk.answer(ticket);
+    assert!(matches!(reply, Reply::Refused(Refusal::Failed { .. })), "{reply:?}");
+    assert!(!record.paused);
+}
+
+#[test]
+fn a_verdict_outlives_a_leader_that_did_not_come_to_evict() {
+    let mut desk = Desk::new();
+    desk.fail_n2();
+    desk.until(is_evict);
+    let failure = desk.failure("n2").expect("written down first");
+    assert_eq!((failure.incarnation, failure.runs_on), (run(1), Ttl::new(TTL).ok()));
+    assert!(desk.registered.contains_key(&id("n2")));
+    desk.elect(2);
+    let step = desk.until(is_evict);
+    let outcome = desk.perform(&step);
+    assert_eq!(outcome, Outcome::Evicted);
+    desk.outcome(outcome);
+    desk.keeps_for_its_ttl();
+}
+
+#[test]
+fn a_leader_that_dies_after_an_eviction_leaves_the_shards_where_they_may_run() {
+    let mut desk = Desk::new();
+    desk.fail_n2();
+    let step = desk.until(is_evict);
+    assert_eq!(desk.perform(&step), Outcome::Evicted);
+    desk.elect(2);
+    desk.keeps_for_its_ttl();
+    assert!(desk.failure("n2").is_some());
+}
+
+#[test]
+fn an_eviction_whose_reply_is_lost_is_no_leave() {
+    let mut desk = Desk::new();
+    let ticket = desk.fail_n2();
+    let step = desk.until(is_evict);
+    assert_eq!(desk.perform(&step), Outcome::Evicted);
+    desk.lose();
+    desk.keeps_for_its_ttl();
+    assert!(desk.answer(ticket).0.is_done());
+}
+
+#[test]
+fn a_verdict_says_nothing_of_the_run_that_took_over() {
+    let mut desk = Desk::new();
+    let ticket = desk.fail_n2();
+    let step = desk.until(is_evict);
+    let successor = desk.register("n2", 2);
+    let outcome = desk.perform(&step);
+    assert!(matches!(outcome, Outcome::Alive(run, _) if run == Incarnation::from_u128(2)));
+    desk.outcome(outcome);
+    desk.see(NodeEvent::Joined(successor));
+    desk.pass(TTL);
+    assert!(desk.answer(ticket).0.is_done());
+    assert_eq!(desk.failure("n2"), None);
+    assert!(desk.registered.contains_key(&id("n2")));
+}
+
+#[test]
+fn a_verdict_stands_while_the_node_writes_its_registration() {
+    let mut desk = Desk::new();
+    let ticket = desk.fail_n2();
+    let step = desk.until(is_evict);
+    desk.register("n2", 1);
+    let outcome = desk.perform(&step);
+    assert!(matches!(outcome, Outcome::Alive(..)));
+    desk.outcome(outcome);
+    desk.keeps_for_its_ttl();
+    assert!(desk.answer(ticket).0.is_done());
+}
+
+#[test]
+fn nobody_is_given_a_shard_that_may_still_run_elsewhere() {
+    let mut desk = Desk::new();
+    desk.fail_n2();
+    desk.pass(Duration::from_secs(2));
+    let shard = desk.shard_of("n2");
+    let take = |owners: &[&str]| {
+        let owners = owners.iter().map(|name| id(name)).collect();
+        Command::AssignShards { table: table(), owners: BTreeMap::from([(shard, owners)]) }
+    };
+    let refused = desk.ask(take(&["n1"]));
+    let orphaned = desk.ask(take(&[]));
+    let kept = desk.ask(take(&["n2"]));
+    desk.pass(Duration::from_secs(1));
+    let refusal = Reply::Refused(Refusal::MayStillRun { node: id("n2"), shard });
+    assert_eq!(desk.answer(refused).0, &refusal);
+    assert_eq!(desk.answer(orphaned).0, &refusal);
+    assert!(desk.answer(kept).0.is_done());
+    desk.pass(TTL);
+    let granted = desk.ask(take(&["n1"]));
+    desk.pass(Duration::from_secs(1));
+    assert!(desk.answer(granted).0.is_done());
+}
+
+#[test]
+fn an_answer_is_brought_before_the_term_ends() {
+    let mut desk = Desk::new();
+    let ticket = desk.ask(Command::StepDown);
+    desk.until(is_answer);
+    desk.lose();
+    let step = desk.until(is_answer);
+    let outcome = desk.perform(&step);
+    desk.outcome(outcome);
+    assert_eq!(desk.machine.next(desk.now), Turn::Stop(Stop::SteppedDown));
+    assert!(desk.answer(ticket).0.is_done());
+}
+
+#[test]
+fn an_answer_that_cannot_be_brought_holds_nothing_up_for_long() {
+    let mut desk = Desk::new();
+    desk.ask(Command::StepDown);
+    let began = desk.now;
+    for _ in 0..4 {
+        desk.until(is_answer);
+        desk.lose();
+    }
+    match desk.machine.next(desk.now) {
+        Turn::Wait(Some(until)) => desk.now = until,
+        other => panic!("the store failed: {other:?}"),
+    }
+    assert_eq!(desk.machine.next(desk.now), Turn::Stop(Stop::SteppedDown));
+    assert!(desk.now.since(began) <= Duration::from_secs(15));
+}
