@@ -34,7 +34,7 @@ pub(super) async fn supervise(
         biased;
         _ = guard.lost() => (command.stop().await?, "was stopped"),
         status = command.child.wait() => (status?, "ended by itself, too late"),
-        () = told.to_stop() => (command.stop().await?, "was stopped"),
+        () = told.stop_wanted() => (command.stop().await?, "was stopped"),
     };
     // What the command has left running must not go on without the lease.
     command.tell(Signal::KILL);
@@ -63,7 +63,7 @@ impl Told {
         Ok(Self([interrupt?, terminate?, hangup?, quit?]))
     }
 
-    async fn to_stop(&mut self) {
+    async fn stop_wanted(&mut self) {
         let [interrupt, terminate, hangup, quit] = &mut self.0;
         tokio::select! {
             _ = interrupt.recv() => {}
