@@ -111,7 +111,7 @@ fn every_plan_has_the_fewest_moves() {
 fn larger_plans_have_the_fewest_moves() {
     let mut random = Random(5);
     for (shards, nodes, zones, replicas, weights) in
-        [(1024, 100, 1, 1, 1), (256, 12, 4, 3, 1), (256, 12, 4, 3, 4)]
+        [(1024, 100, 1, 1, 1), (256, 12, 4, 3, 1), (256, 12, 4, 3, 4), (1024, 12, 4, 3, 1)]
     {
         let mut weight = || 65_536 * (1 + random.below(weights)) as u64;
         let all: Vec<Candidate> = (0..nodes).map(|n| node(n, n % zones, weight())).collect();
