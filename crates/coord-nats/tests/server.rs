@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         on("old_chunks_are_removed", &any, old_chunks),
         on("a_cluster_outlives_its_leader", &any, cluster),
     ];
-    for version in ["2.10.25", "2.11.6"] {
+    for version in ["2.10.26", "2.11.6"] {
         let old = Nats::new().with_version(version).find();
         trials.push(on(&format!("a_server_of_{version}_is_too_old"), &old, too_old));
     }
