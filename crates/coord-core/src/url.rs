@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -16,6 +17,8 @@ pub const URL_BYTES_MAX: usize = 8 * 1024;
 /// The options that every backend knows.
 pub const COMMON_OPTIONS: &[&str] = &["era"];
 
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 /// What an option's name holds if its value must not be shown.
 const SECRET_WORDS: &[&str] = &["auth", "cred", "jwt", "key", "pass", "secret", "seed", "token"];
 /// What is encoded when a URL is printed.
@@ -186,12 +189,38 @@ impl<'a> UrlOptions<'a> {
         })
     }
 
+    /// A time limit, written as `500ms` or `5s`; `usual` unless it is set.
+    ///
+    /// # Errors
+    /// `Invalid` unless it is 100 ms to 60 s.
+    pub fn timeout(self, name: &str, usual: Duration) -> Result<Duration> {
+        let wanted = "100ms to 60s, written as 500ms or 5s";
+        Ok(self.parse::<Timeout>(name, wanted)?.map_or(usual, |timeout| timeout.0))
+    }
+
     /// The era, 0 unless it is set.
     ///
     /// # Errors
     /// `Invalid` unless it is 0 to 4095.
     pub fn era(self) -> Result<Era> {
         Ok(self.parse("era", "a number of 0 to 4095")?.unwrap_or_default())
+    }
+}
+
+struct Timeout(Duration);
+
+impl FromStr for Timeout {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(())?);
+        let number = digits.parse().map_err(drop)?;
+        let timeout = match unit {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            _ => return Err(()),
+        };
+        (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&timeout).then_some(Self(timeout)).ok_or(())
     }
 }
 

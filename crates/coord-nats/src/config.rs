@@ -1,7 +1,6 @@
 //! What the URL says, checked before any I/O.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use coord_core::{BackendUrl, ClusterName, Era, Error, ErrorKind, Result, Secret, UrlOptions};
@@ -26,8 +25,6 @@ pub(crate) const OPTIONS: &[&str] = &[
 const PORT: u16 = 4222;
 const BUCKET: &str = "coord";
 const BUCKET_BYTES_MAX: usize = 64;
-const TIMEOUT_MIN: Duration = Duration::from_millis(100);
-const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -129,8 +126,8 @@ impl Config {
             bucket: bucket.to_owned(),
             replicas,
             storage,
-            request_timeout: timeout(options, "request_timeout", REQUEST_TIMEOUT)?,
-            connect_timeout: timeout(options, "connect_timeout", CONNECT_TIMEOUT)?,
+            request_timeout: options.timeout("request_timeout", REQUEST_TIMEOUT)?,
+            connect_timeout: options.timeout("connect_timeout", CONNECT_TIMEOUT)?,
         })
     }
 }
@@ -187,28 +184,6 @@ impl Tls {
             _ => return invalid("the options cert and key belong together".into()),
         };
         Ok(Some(Self { ca: path("ca"), identity }))
-    }
-}
-
-fn timeout(options: UrlOptions<'_>, name: &'static str, usual: Duration) -> Result<Duration> {
-    let wanted = "100ms to 60s, written as 500ms or 5s";
-    Ok(options.parse::<Timeout>(name, wanted)?.map_or(usual, |timeout| timeout.0))
-}
-
-struct Timeout(Duration);
-
-impl FromStr for Timeout {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(())?);
-        let number = digits.parse().map_err(drop)?;
-        let timeout = match unit {
-            "ms" => Duration::from_millis(number),
-            "s" => Duration::from_secs(number),
-            _ => return Err(()),
-        };
-        (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&timeout).then_some(Self(timeout)).ok_or(())
     }
 }
 

@@ -563,7 +563,8 @@ impl ShardMap {
         &self.motions
     }
 
-    /// What else this version holds: the reserved table keeps its state here; empty elsewhere.
+    /// What else this version holds, which backends store and don't read: the reserved table keeps its
+    /// state here, and the runtime the reason of a rebalance.
     #[must_use]
     pub fn annex(&self) -> &Bytes {
         &self.annex
