@@ -25,7 +25,7 @@ pub(crate) async fn run(
     };
     // Each run is a cluster of its own, also where the store is shared.
     let own = format!("memory://demo-{}", std::process::id());
-    let world = world::World::new(backend.unwrap_or(&own), args)?;
+    let world = world::World::open(backend.unwrap_or(&own), args).await?;
     let held = script::play(world, report::Report::new(form), args).await?;
     Ok(if held { ExitCode::SUCCESS } else { ExitCode::from(code::DID_NOT_HOLD) })
 }

@@ -1,5 +1,6 @@
 //! How a command fails, and with which exit code.
 
+use std::error::Error as StdError;
 use std::fmt;
 
 use coord::ErrorKind;
@@ -51,16 +52,23 @@ impl From<coord::Error> for Failure {
             ErrorKind::Invalid | ErrorKind::Unsupported => code::BAD_INPUT,
             _ => code::STORE,
         };
-        // The chain in one line: each cause adds what the one above it left out.
+        // What coord says of it, and the first cause of all; what stands between repeats the two.
         let mut message = error.to_string();
-        let mut source = std::error::Error::source(&error);
-        while let Some(cause) = source {
+        let first: &dyn StdError = &error;
+        let root = std::iter::successors(Some(first), |&error| error.source()).last();
+        let root = root.map(ToString::to_string).unwrap_or_default();
+        if !message.contains(&root) {
             message.push_str(": ");
-            message.push_str(&cause.to_string());
-            source = cause.source();
+            message.push_str(&root);
         }
-        Self { code, message }
+        Self { code, message: printable(&message) }
     }
+}
+
+/// In one line and without control characters: a part may be what a stranger sent.
+fn printable(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escaped).collect()
 }
 
 impl From<std::io::Error> for Failure {
@@ -97,6 +105,11 @@ pub(crate) fn without_secrets(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_stranger_sends_stays_in_one_line() {
+        assert_eq!(printable("said 'é\r\n\u{1b}[2J'"), "said 'é\\r\\n\\u{1b}[2J'");
+    }
 
     #[test]
     fn what_stands_before_the_host_is_hidden() {

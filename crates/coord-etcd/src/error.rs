@@ -4,7 +4,7 @@
 //! alone don't tell them apart.
 
 use std::error::Error as StdError;
-use std::io;
+use std::{fmt, io};
 
 use coord_core::{Effect, Error, ErrorKind};
 use tonic::{Code, Status};
@@ -87,12 +87,30 @@ pub(crate) fn problem(op: Op<'_>, effect: Effect, error: etcd_client::Error) -> 
         Class::Known(kind, message) => (kind, Effect::None, message),
         Class::Unclassified(message) => (ErrorKind::Unavailable, effect, message),
     };
-    let mut mapped = op.error(kind).message(message).with_source(error);
+    let mut mapped = op.error(kind).message(message).with_source(Cause(error));
     if effect == Effect::Unknown {
         mapped = mapped.effect_unknown();
     }
     Problem::Failed(mapped)
 }
+
+/// The client's error with the text of what caused it: its own spells out every layer between.
+#[derive(Debug)]
+struct Cause(etcd_client::Error);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0, causes(&self.0).last()) {
+            (etcd_client::Error::GRpcStatus(status), Some(cause)) if cause.is::<Status>() => {
+                f.write_str(status.message())
+            }
+            (_, Some(cause)) => write!(f, "{cause}"),
+            (error, None) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl StdError for Cause {}
 
 /// Whether the request was certainly never sent, because there was no connection to send it on.
 pub(crate) fn is_never_sent(error: &etcd_client::Error) -> bool {
@@ -140,6 +158,9 @@ fn classify(error: &etcd_client::Error) -> Class {
     }
     if is_never_sent(error) {
         return Class::Known(Unavailable, "no connection to any endpoint; is the server up there?");
+    }
+    if causes(error).any(<dyn StdError>::is::<tonic::transport::Error>) {
+        return Class::Unclassified("the connection broke; is that an etcd server?");
     }
     match error {
         etcd_client::Error::GRpcStatus(status) => classify_status(status),
@@ -295,6 +316,8 @@ mod tests {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let error = map(Effect::Unknown, etcd_client::Error::IoError(refused));
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None));
+        let cause = StdError::source(&error).expect("a cause").to_string();
+        assert_eq!(cause, "connection refused");
         let reset = io::Error::from(io::ErrorKind::ConnectionReset);
         let error = map(Effect::Unknown, etcd_client::Error::IoError(reset));
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown));

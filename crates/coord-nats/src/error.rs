@@ -1,6 +1,7 @@
 //! What NATS and its client report, as errors of ours.
 
 use std::error::Error as StdError;
+use std::io;
 
 use async_nats::{ConnectError, ConnectErrorKind, RequestError, RequestErrorKind};
 use coord_core::{Effect, Error, ErrorKind};
@@ -153,11 +154,33 @@ pub(crate) fn connect_error(op: Op<'_>, error: ConnectError) -> Error {
         ),
         ConnectErrorKind::Tls => (Misconfigured, "the encrypted connection can't be set up"),
         ConnectErrorKind::TimedOut => (Unavailable, "no answer in time; is that a NATS server?"),
+        ConnectErrorKind::Io if answered(&error) => {
+            (Unavailable, "the connection broke; is that a NATS server?")
+        }
         ConnectErrorKind::Io | ConnectErrorKind::MaxReconnects => {
             (Unavailable, "no connection to any server; is one up there?")
         }
     };
     op.error(kind).message(why).with_source(error)
+}
+
+/// Whether somebody took the connection, so that what broke is what was said on it.
+fn answered(error: &ConnectError) -> bool {
+    let first: &(dyn StdError + 'static) = error;
+    let mut causes = std::iter::successors(Some(first), |&error| error.source());
+    causes.any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::Other
+                    | io::ErrorKind::InvalidData
+                    | io::ErrorKind::InvalidInput
+                    | io::ErrorKind::UnexpectedEof
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::BrokenPipe
+            )
+        })
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use coord::{
 
 use super::view::NodeLine;
 use crate::args::DemoArgs;
+use crate::failure::Failure;
 
 /// The nodes that run, and those that were killed.
 #[derive(Debug)]
@@ -23,7 +24,19 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(url: &str, args: &DemoArgs) -> Result<Self> {
+    /// A world on this store. A cluster that is at work there is left alone.
+    pub(crate) async fn open(url: &str, args: &DemoArgs) -> Result<Self, Failure> {
+        let coord = coord::connect(url).await?;
+        let nodes = coord.backend().discovery().nodes().await?;
+        let target = coord.info().target.clone();
+        coord.close().await?;
+        if let Some(first) = nodes.first() {
+            return Err(Failure::input(format!(
+                "{target} has {} node(s) at work, {} for one; end the URL with a cluster name of the demo's own, /demo say",
+                nodes.len(),
+                first.info.id,
+            )));
+        }
         let settings = if args.fast { Settings::demo() } else { Settings::fast() };
         Ok(Self {
             url: url.to_owned(),

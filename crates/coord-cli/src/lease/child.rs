@@ -1,6 +1,6 @@
 //! A command that runs only while a lease is held.
 
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
@@ -44,7 +44,13 @@ pub(super) async fn supervise(
         let message = format!("the lease {} was lost ({lost}); the command {how}", args.name);
         return Err(Failure::new(code::DID_NOT_HOLD, message));
     }
-    guard.release().await?;
+    if let Err(error) = guard.release().await {
+        // The command has done its work all the same, and its code is the one that is wanted.
+        let name = &args.name;
+        let note =
+            format!("coord: note: {name} could not be released and ends by its ttl: {error}");
+        writeln!(io::stderr(), "{note}")?;
+    }
     Ok(exit_code(status))
 }
 

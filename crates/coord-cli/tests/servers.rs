@@ -1,0 +1,288 @@
+//! The command on real stores: what it does there, and what it says where something is wrong.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_integration::servers::{Etcd, Nats, Node, Server};
+use coord_integration::{Missing, free_port, trial};
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+use tokio::time::Instant;
+
+type Done = Result<(), Failed>;
+type Body = fn(Store) -> Done;
+type Start = Arc<dyn Fn() -> Result<Server, Missing> + Send + Sync>;
+
+/// What a store that can't be reached or refuses is answered with.
+const STORE: i32 = 3;
+
+/// A kind of store.
+#[derive(Clone)]
+struct Store {
+    scheme: &'static str,
+    start: Start,
+    /// One for which a password is needed.
+    start_locked: Start,
+    /// What is said where nobody listens, and where somebody else does.
+    nobody: &'static str,
+    stranger: &'static str,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let trials = nats().into_iter().chain(etcd()).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn nats() -> Vec<Trial> {
+    let any = Nats::new().with_control().find();
+    let store = any.map(|nats| {
+        let locked = nats.clone().with_login("me", "right");
+        Store {
+            scheme: "nats",
+            start: Arc::new(move || nats.start()),
+            start_locked: Arc::new(move || locked.start()),
+            nobody: "is one up there?",
+            stranger: "is that a NATS server?",
+        }
+    });
+    let mut trials = on("nats", &store);
+    let plain = "accounts: { PLAIN: { users: [ { user: plain, password: plain } ] } }\n\
+                 no_auth_user: plain\n";
+    let without = Nats::new().with_config(plain).find();
+    trials.push(trial("nats::a_server_without_jetstream", &without, |nats| {
+        let server = nats.start()?;
+        refuses(&format!("{}/jobs", server.url()), STORE, &["no JetStream"])
+    }));
+    trials
+}
+
+fn etcd() -> Vec<Trial> {
+    let any = Etcd::new().with_control().find();
+    let store = any.map(|etcd| {
+        let locked = etcd.clone().with_root_password("right");
+        Store {
+            scheme: "etcd",
+            start: Arc::new(move || etcd.start()),
+            start_locked: Arc::new(move || locked.start()),
+            nobody: "is the server up there?",
+            stranger: "is that an etcd server?",
+        }
+    });
+    on("etcd", &store)
+}
+
+fn on(name: &str, store: &Result<Store, Missing>) -> Vec<Trial> {
+    let trials: [(&str, Body); 9] = [
+        ("check_says_what_to_act_on", check),
+        ("the_demo_runs", demo),
+        ("the_demo_leaves_a_cluster_at_work_alone", demo_among_others),
+        ("lease_run_runs_one_at_a_time", lease_run),
+        ("lease_run_stops_what_it_runs_when_the_lease_is_lost", lease_lost),
+        ("lease_run_hands_its_code_on_though_the_store_is_away", not_released),
+        ("a_wrong_port", wrong_port),
+        ("a_wrong_password", wrong_password),
+        ("a_server_of_another_kind", stranger),
+    ];
+    trials.map(|(trial_name, body)| trial(format!("{name}::{trial_name}"), store, body)).into()
+}
+
+fn coord(url: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coord"));
+    command.args(args).env("COORD_BACKEND", url).stdin(Stdio::null());
+    command
+}
+
+fn output(url: &str, args: &[&str]) -> Result<(Output, String, String), Failed> {
+    let output = coord(url, args).output()?;
+    let stdout = String::from_utf8(output.stdout.clone())?;
+    let stderr = String::from_utf8(output.stderr.clone())?;
+    Ok((output, stdout, stderr))
+}
+
+fn ensure(holds: bool, what: impl std::fmt::Debug) -> Done {
+    if holds { Ok(()) } else { Err(format!("{what:?}").into()) }
+}
+
+/// Every command that needs the store says in one line what is wrong with it.
+fn refuses(url: &str, code: i32, names: &[&str]) -> Done {
+    let commands: [&[&str]; 4] = [
+        &["check"],
+        &["lease", "get", "job"],
+        &["lease", "run", "job", "--", "true"],
+        &["demo", "--fast"],
+    ];
+    for args in commands {
+        let begun = Instant::now();
+        let (output, stdout, stderr) = output(url, args)?;
+        let told = (args, output.status.code(), &stdout, &stderr);
+        ensure(output.status.code() == Some(code), told)?;
+        ensure(stdout.is_empty() && stderr.lines().count() == 1, told)?;
+        ensure(names.iter().all(|name| stderr.contains(name)), told)?;
+        // Neither a password nor the layers of a client's error.
+        ensure(!stderr.contains("hunter2") && !stderr.contains("Error("), told)?;
+        ensure(begun.elapsed() < Duration::from_secs(20), (told, begun.elapsed()))?;
+    }
+    Ok(())
+}
+
+fn wrong_port(store: Store) -> Done {
+    let url = format!("{}://127.0.0.1:{}/jobs", store.scheme, free_port()?);
+    refuses(&url, STORE, &[store.nobody])
+}
+
+fn wrong_password(store: Store) -> Done {
+    let server = (store.start_locked)()?;
+    let url = format!("{}://me:hunter2@{}/jobs", store.scheme, server.addresses()[0]);
+    refuses(&url, STORE, &["denied", "password"])
+}
+
+/// Something listens that answers with a text of its own and hangs up.
+fn stranger(store: Store) -> Done {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            // Whoever has gone already need not be told.
+            let _ = stream.write_all(b"220 mail.example.com ESMTP\r\n");
+            let _ = stream.read(&mut [0; 64]);
+        }
+    });
+    refuses(&format!("{}://{address}/jobs", store.scheme), STORE, &[store.stranger])
+}
+
+fn check(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = format!("{}/jobs", server.url());
+    let (done, stdout, stderr) = output(&url, &["check", "--output", "json"])?;
+    ensure(done.status.success() && stderr.is_empty(), (&stdout, &stderr))?;
+    let health: Value = serde_json::from_str(&stdout)?;
+    ensure(health["target"] == url.as_str(), &health)?;
+    ensure(health["round_trip_us"].as_u64().is_some_and(|time| time > 0), &health)?;
+    let points = health["points"].as_array().ok_or("no points")?;
+    for name in ["reachable", "version", "permissions", "configuration", "round trip"] {
+        ensure(points.iter().any(|point| point["name"] == name), (name, points))?;
+    }
+    // A server alone keeps its data on one disk, which is told.
+    ensure(health["status"] == "warning", &health)?;
+
+    server.nodes().iter().try_for_each(Node::kill)?;
+    refuses(&url, STORE, &[store.nobody])
+}
+
+fn demo(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = format!("{}/demo", server.url());
+    let (done, stdout, stderr) = output(&url, &["demo", "--fast", "--output", "json"])?;
+    ensure(done.status.success(), (&stdout, &stderr))?;
+    let last: Value = serde_json::from_str(stdout.lines().last().ok_or("no output")?)?;
+    ensure(last["held"] == true, &last)?;
+    ensure(last["moved"] == serde_json::json!([0, 256, 256]), &last)?;
+    // Nothing is in the way of the next one.
+    let (done, stdout, stderr) = output(&url, &["demo", "--fast"])?;
+    ensure(done.status.success(), (&stdout, &stderr))
+}
+
+fn demo_among_others(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = format!("{}/demo", server.url());
+    let mut first = coord(&url, &["demo", "--fast"]).stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(first.stdout.take().ok_or("no output")?).lines();
+    let joined = lines.by_ref().map_while(Result::ok).any(|line| line.contains("joined"));
+    let (second, stdout, stderr) = output(&url, &["demo", "--fast"])?;
+    let told = (joined, second.status.code(), &stdout, &stderr);
+    let rest = lines.map_while(Result::ok).last();
+    ensure(first.wait()?.success(), (rest, told))?;
+    ensure(joined && second.status.code() == Some(2), told)?;
+    ensure(stdout.is_empty() && stderr.contains("node(s) at work"), told)
+}
+
+/// Runs a command under the lease that says when it has begun and goes on until its input ends.
+fn hold(url: &str, ttl: &str) -> Result<Child, Failed> {
+    let args = ["lease", "run", "job", "--ttl", ttl, "--", "sh", "-c", "echo begun; exec cat"];
+    let mut command = coord(url, &args);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().ok_or("no output")?;
+    // One line and no more, so that nothing of the rest is swallowed.
+    let mut byte = [0];
+    while !line.ends_with('\n') && stdout.read(&mut byte)? == 1 {
+        line.push(char::from(byte[0]));
+    }
+    if line != "begun\n" {
+        let mut why = String::new();
+        child.kill()?;
+        child.stderr.take().ok_or("no errors")?.read_to_string(&mut why)?;
+        return Err(format!("the command did not begin: {line:?} {why}").into());
+    }
+    Ok(child)
+}
+
+fn term(url: &str) -> Result<u64, Failed> {
+    let (_, stdout, stderr) = output(url, &["lease", "get", "job", "--output", "json"])?;
+    let record: Value = serde_json::from_str(&stdout)?;
+    record["term"].as_u64().ok_or_else(|| format!("no term: {record} {stderr}").into())
+}
+
+fn lease_run(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = format!("{}/jobs", server.url());
+    let mut first = hold(&url, "5s")?;
+    let first_term = term(&url)?;
+    let second = ["lease", "run", "job", "--wait", "0s", "--", "sh", "-c", "echo ran"];
+    let (refused, stdout, stderr) = output(&url, &second)?;
+    ensure(refused.status.code() == Some(1) && stdout.is_empty(), (&stdout, &stderr))?;
+    ensure(stderr.contains("job is held by"), &stderr)?;
+    // One that waits begins when the first has ended, well before its TTL.
+    let waiting = std::thread::spawn({
+        let url = url.clone();
+        move || hold(&url, "5s")
+    });
+    drop(first.stdin.take());
+    ensure(first.wait()?.success(), "the first did not end well")?;
+    let mut next = waiting.join().map_err(|_| "the second panicked")??;
+    ensure(term(&url)? > first_term, "the term did not rise")?;
+    drop(next.stdin.take());
+    ensure(next.wait()?.success(), "the second did not end well")?;
+    // The command's own exit code comes back.
+    let (third, ..) = output(&url, &["lease", "run", "job", "--", "sh", "-c", "exit 7"])?;
+    ensure(third.status.code() == Some(7), third)
+}
+
+/// The store is away when the command ends: its exit code is handed on all the same.
+fn not_released(store: Store) -> Done {
+    let server = (store.start)()?;
+    let mut child = hold(&format!("{}/jobs", server.url()), "5s")?;
+    server.nodes().iter().try_for_each(Node::pause)?;
+    drop(child.stdin.take());
+    let status = child.wait()?;
+    let mut why = String::new();
+    child.stderr.take().ok_or("no errors")?.read_to_string(&mut why)?;
+    server.nodes().iter().try_for_each(Node::resume)?;
+    ensure(status.success(), (status, &why))?;
+    ensure(why.contains("job could not be released and ends by its ttl"), &why)
+}
+
+fn lease_lost(store: Store) -> Done {
+    let server = (store.start)()?;
+    let mut child = hold(&format!("{}/jobs", server.url()), "3s")?;
+    let begun = Instant::now();
+    server.nodes().iter().try_for_each(Node::pause)?;
+    // Its input stays open, or the command would end by itself.
+    let input = child.stdin.take();
+    let status = child.wait()?;
+    let took = begun.elapsed();
+    drop(input);
+    let mut why = String::new();
+    child.stderr.take().ok_or("no errors")?.read_to_string(&mut why)?;
+    server.nodes().iter().try_for_each(Node::resume)?;
+    ensure(status.code() == Some(1), (status, &why))?;
+    ensure(why.contains("the lease job was lost") && why.contains("was stopped"), &why)?;
+    // The command was stopped before the store could give the lease to another.
+    ensure(took < Duration::from_secs(3), took)
+}
