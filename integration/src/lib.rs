@@ -1,7 +1,7 @@
 //! Servers, faults and failure scenarios for the tests of coord.
 //!
 //! ```text
-//!  test ──► servers::Nats, Etcd ──► a URL given, else a program ──► Server
+//!  test ──► servers::Nats, Etcd, Redis ──► a URL given, else a program ──► Server
 //!    │                                                               │ nodes
 //!    └────► faults::Proxy  cut, delay, black hole, lost reply        ▼
 //!           faults::Clock  the clock of one process  Node: pause, kill, restart

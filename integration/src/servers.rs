@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | nats | `COORD_TEST_NATS_URL` | `COORD_TEST_NATS_SERVER`, `nats-server` on the PATH |
 //! | etcd | `COORD_TEST_ETCD_URL` | `COORD_TEST_ETCD`, `etcd` on the PATH |
+//! | redis | `COORD_TEST_REDIS_URL` | `COORD_TEST_REDIS_SERVER`, `valkey-server` or `redis-server` on the PATH |
 //!
 //! then the newest in the folder `COORD_SERVERS_DIR` (by default `target/servers`, which `.ci/servers`
 //! fills), where each program's name ends with its version: `nats-server-2.11.7`. That folder is also the
@@ -18,6 +19,8 @@ mod http;
 mod nats;
 mod node;
 mod process;
+mod redis;
+mod resp;
 mod start;
 #[cfg(feature = "tls")]
 mod tls;
@@ -37,6 +40,7 @@ pub use find::{version, versions};
 pub use nats::Nats;
 pub use node::Node;
 pub use process::Process;
+pub use redis::Redis;
 
 /// Where a server came from.
 #[non_exhaustive]
@@ -57,6 +61,7 @@ struct Inner {
     backend: &'static str,
     login: Option<Login>,
     addresses: Vec<String>,
+    sentinels: Vec<String>,
     origin: Origin,
     authority: Option<PathBuf>,
     // In this order: first the processes end, then their folder goes.
@@ -72,7 +77,7 @@ struct Login {
 }
 
 impl Server {
-    /// `nats`, `etcd`.
+    /// `nats`, `etcd`, `redis`.
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.0.backend
@@ -103,10 +108,16 @@ impl Server {
         format!("{}://{login}{}", self.0.backend, addresses.join(","))
     }
 
-    /// `host:port` of each server for clients.
+    /// `host:port` of each server for clients; not of [sentinels](Self::sentinels).
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.0.addresses
+    }
+
+    /// `host:port` of each of Redis's sentinels.
+    #[must_use]
+    pub fn sentinels(&self) -> &[String] {
+        &self.0.sentinels
     }
 
     /// The PEM file of the authority that signed the servers' certificates, if they speak TLS.
@@ -177,6 +188,7 @@ fn given(backend: &'static str, url: &str) -> Result<Server, Missing> {
         backend,
         login,
         addresses,
+        sentinels: Vec::new(),
         origin: Origin::Url,
         authority: None,
         nodes: Vec::new(),

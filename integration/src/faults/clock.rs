@@ -1,5 +1,6 @@
 //! The wall clock of one process, moved.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,11 +38,18 @@ impl Clock {
 
     /// Gives this clock to a process that is about to start.
     pub fn give(&self, command: &mut Command) {
-        command
-            .env("LD_PRELOAD", &self.library)
-            .env("FAKETIME_TIMESTAMP_FILE", &self.offset)
-            .env("FAKETIME_NO_CACHE", "1")
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.envs(self.variables());
+    }
+
+    /// The variables that a process with this clock is started with.
+    #[must_use]
+    pub fn variables(&self) -> [(OsString, OsString); 4] {
+        [
+            ("LD_PRELOAD".into(), self.library.clone().into()),
+            ("FAKETIME_TIMESTAMP_FILE".into(), self.offset.clone().into()),
+            ("FAKETIME_NO_CACHE".into(), "1".into()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC".into(), "1".into()),
+        ]
     }
 
     /// Sets it to so many seconds after (or before) the real time, also for processes that run.

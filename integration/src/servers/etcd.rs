@@ -11,7 +11,12 @@ use super::start::{Kind, Wanted, found, random_name, started};
 use super::{Login, Server, http};
 use crate::{Missing, free_port};
 
-const ETCD: Kind = Kind { backend: "etcd", variable: "COORD_TEST_ETCD", program: "etcd" };
+const ETCD: Kind = Kind {
+    backend: "etcd",
+    variable: "COORD_TEST_ETCD",
+    programs: &["etcd"],
+    speaks_tls: |_| true,
+};
 
 /// An etcd server to be started, by default alone, plain and open.
 #[derive(Clone, Debug, Default)]
@@ -131,7 +136,8 @@ impl Etcd {
                 folder: folder.path().to_owned(),
                 port: ports.client,
                 plain_port: ports.plain,
-                ready: Ready { port: ports.metrics, path: "/health", answer: "\"true\"" },
+                ready: Ready::Http { port: ports.metrics, path: "/health", answer: "\"true\"" },
+                sentinel: false,
             }))
         };
         ports.iter().enumerate().map(node).collect()

@@ -4,33 +4,50 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The program that `variable` names, else the one on the PATH, else the newest in the servers' folder.
-/// The error says where it was looked for.
-pub(super) fn program(variable: &str, name: &str) -> Result<PathBuf, String> {
-    if let Some(path) = env::var_os(variable) {
-        return Ok(path.into());
-    }
+/// The program that `variable` names, else one on the PATH, else the newest in the servers' folder: the
+/// first of them that `fits`. The error says where it was looked for.
+pub(super) fn program(
+    variable: &str,
+    names: &[&str],
+    fits: impl Fn(&Path) -> bool,
+) -> Result<PathBuf, String> {
+    let given = env::var_os(variable).map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&path).map(|folder| folder.join(name)).find(|p| p.is_file());
-    if let Some(program) = on_path {
-        return Ok(program);
-    }
-    if let Some((_, program)) = versions(name).pop() {
-        return Ok(program);
-    }
-    Err(format!(
-        "{variable} is not set, and there is no {name} on the PATH nor in {}; .ci/servers brings one",
-        folder().display()
-    ))
+    let on_path = names.iter().flat_map(|name| {
+        env::split_paths(&path).map(move |folder| folder.join(name)).filter(|path| path.is_file())
+    });
+    let in_folder = names.iter().flat_map(|name| versions(name).into_iter().rev());
+    let mut all = given.into_iter().chain(on_path).chain(in_folder.map(|(_, program)| program));
+    let mut any = false;
+    let mut look = |program: &PathBuf| {
+        any = true;
+        fits(program)
+    };
+    let found = all.find(&mut look);
+    found.ok_or_else(|| {
+        let (names, folder) = (names.join(" or "), folder());
+        let folder = folder.display();
+        match any {
+            false => format!(
+                "{variable} is not set, and there is no {names} on the PATH nor in {folder}; \
+                     .ci/servers brings one"
+            ),
+            true => format!(
+                "no {names} from {variable}, the PATH or {folder} speaks TLS; .ci/servers \
+                     brings one that does"
+            ),
+        }
+    })
 }
 
 /// The program with this version in the servers' folder.
-pub(super) fn exact(name: &str, version: &str) -> Result<PathBuf, String> {
-    let program = folder().join(format!("{name}-{version}"));
-    if program.is_file() {
-        return Ok(program);
-    }
-    Err(format!("there is no {}; .ci/servers brings some versions", program.display()))
+pub(super) fn exact(names: &[&str], version: &str) -> Result<PathBuf, String> {
+    let folder = folder();
+    let program = |name: &&str| folder.join(format!("{name}-{version}"));
+    names.iter().map(program).find(|program| program.is_file()).ok_or_else(|| {
+        let (names, folder) = (names.join(" or "), folder.display());
+        format!("there is no {names} {version} in {folder}; .ci/servers brings some versions")
+    })
 }
 
 /// All versions of a program (`nats-server`, `etcd`) in the servers' folder, the oldest first.
@@ -87,7 +104,8 @@ mod tests {
 
     #[test]
     fn a_program_that_is_nowhere_is_missed_by_name() {
-        let reason = program("COORD_TEST_NO_SUCH", "no-such-server").expect_err("it is nowhere");
+        let reason = program("COORD_TEST_NO_SUCH", &["no-such-server"], |_| true)
+            .expect_err("it is nowhere");
         assert!(reason.contains("COORD_TEST_NO_SUCH") && reason.contains("no-such-server"));
     }
 }

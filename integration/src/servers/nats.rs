@@ -12,8 +12,12 @@ use super::start::{Kind, Wanted, found, random_name, started};
 use super::{Login, Server};
 use crate::{Missing, free_port};
 
-const NATS: Kind =
-    Kind { backend: "nats", variable: "COORD_TEST_NATS_SERVER", program: "nats-server" };
+const NATS: Kind = Kind {
+    backend: "nats",
+    variable: "COORD_TEST_NATS_SERVER",
+    programs: &["nats-server"],
+    speaks_tls: |_| true,
+};
 
 /// A NATS server to be started, by default alone, plain and open.
 #[derive(Clone, Debug, Default)]
@@ -154,7 +158,8 @@ impl Nats {
             folder: folder.path().to_owned(),
             port,
             plain_port: port,
-            ready: Ready { port: http, path: "/healthz", answer: "\"ok\"" },
+            ready: Ready::Http { port: http, path: "/healthz", answer: "\"ok\"" },
+            sentinel: false,
         }
     }
 }

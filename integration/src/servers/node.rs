@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::Login;
 use super::process::{Process, tail};
 
 /// How long a server may take until it serves.
@@ -35,14 +36,45 @@ pub(super) struct Program {
     /// Where the harness itself connects without TLS.
     pub(super) plain_port: u16,
     pub(super) ready: Ready,
+    /// It keeps no data, but watches those that do.
+    pub(super) sentinel: bool,
 }
 
-/// When a server serves: what it answers under a path of its plain HTTP port.
+/// When a server serves.
 #[derive(Debug)]
-pub(super) struct Ready {
-    pub(super) port: u16,
-    pub(super) path: &'static str,
-    pub(super) answer: &'static str,
+pub(super) enum Ready {
+    /// When it answers this under a path of its plain HTTP port.
+    Http { port: u16, path: &'static str, answer: &'static str },
+    /// When it answers all of these on its plain port.
+    Redis { login: Option<Login>, asks: Vec<Ask> },
+}
+
+/// A command of Redis, and a text that must be in its answer, or must not.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub(super) command: &'static [&'static str],
+    pub(super) text: String,
+    pub(super) said: bool,
+}
+
+impl Ready {
+    /// None if it serves; otherwise what it answered.
+    fn lacks(&self, plain_port: u16) -> Option<String> {
+        match self {
+            Self::Http { port, path, answer } => match super::http::get(*port, path) {
+                Ok((200, body)) if body.contains(answer) => None,
+                Ok((status, body)) => Some(format!("{path}: {status} {body}")),
+                Err(error) => Some(format!("{path}: {error}")),
+            },
+            Self::Redis { login, asks } => asks.iter().find_map(|Ask { command, text, said }| {
+                match super::resp::ask(plain_port, login.as_ref(), command) {
+                    Ok(answer) if answer.contains(text) == *said => None,
+                    Ok(answer) => Some(format!("{}: {answer}", command.join(" "))),
+                    Err(error) => Some(format!("{}: {error}", command.join(" "))),
+                }
+            }),
+        }
+    }
 }
 
 impl Node {
@@ -62,16 +94,35 @@ impl Node {
         self.program.port
     }
 
-    /// The port that takes etcd's JSON without TLS; for NATS the same as [`port`](Self::port).
+    /// The port that takes etcd's JSON or Redis's commands without TLS; for NATS the same as
+    /// [`port`](Self::port).
     #[must_use]
     pub fn plain_port(&self) -> u16 {
         self.program.plain_port
     }
 
-    /// The port that answers plain HTTP without a login: NATS's monitoring, etcd's metrics.
+    /// The port that answers plain HTTP without a login: NATS's monitoring, etcd's metrics. Redis has
+    /// none; for that the same as [`plain_port`](Self::plain_port).
     #[must_use]
     pub fn http_port(&self) -> u16 {
-        self.program.ready.port
+        match self.program.ready {
+            Ready::Http { port, .. } => port,
+            Ready::Redis { .. } => self.plain_port(),
+        }
+    }
+
+    /// What Redis answers to a command that the server's own user sends, each string and number on a
+    /// line of its own. Blocks the thread, for two seconds at most.
+    ///
+    /// # Errors
+    /// It is no Redis, does not answer, or answers with this error.
+    pub fn ask(&self, command: &[&str]) -> io::Result<String> {
+        match &self.program.ready {
+            Ready::Redis { login, .. } => {
+                super::resp::ask(self.plain_port(), login.as_ref(), command)
+            }
+            Ready::Http { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Redis")),
+        }
     }
 
     /// The process's id while it lives.
@@ -131,6 +182,10 @@ impl Node {
         format!("--- {}\n{}\n", self.program.name, tail(&self.program.log))
     }
 
+    pub(super) fn is_sentinel(&self) -> bool {
+        self.program.sentinel
+    }
+
     pub(super) fn spawn(&self) -> io::Result<()> {
         let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(process) = slot.as_mut()
@@ -147,22 +202,21 @@ impl Node {
 
     /// Waits until it serves. What answers on the port has to be this process.
     pub(super) fn serve(&self) -> io::Result<()> {
-        let Ready { port, path, answer } = self.program.ready;
+        let ports = [self.port(), self.plain_port(), self.http_port()];
         let mut last = String::from("it does not listen");
         let served = crate::until(READY_LIMIT, || {
-            match self
-                .with(|process| Ok(process.listens_on(self.port()) && process.listens_on(port)))
-            {
+            match self.with(|process| Ok(ports.iter().all(|port| process.listens_on(*port)))) {
                 Err(error) => return Some(Err(error)),
                 Ok(false) => return None,
                 Ok(true) => {}
             }
-            match super::http::get(port, path) {
-                Ok((200, body)) if body.contains(answer) => return Some(Ok(())),
-                Ok((status, body)) => last = format!("{path}: {status} {body}"),
-                Err(error) => last = format!("{path}: {error}"),
+            match self.program.ready.lacks(self.plain_port()) {
+                None => Some(Ok(())),
+                Some(answer) => {
+                    last = answer;
+                    None
+                }
             }
-            None
         });
         let failed = match served {
             Some(Ok(())) => return Ok(()),

@@ -22,7 +22,10 @@ pub(super) struct Kind {
     pub(super) backend: &'static str,
     /// The variable that names the program.
     pub(super) variable: &'static str,
-    pub(super) program: &'static str,
+    /// What it may be called.
+    pub(super) programs: &'static [&'static str],
+    /// Whether a program was built with TLS.
+    pub(super) speaks_tls: fn(&Path) -> bool,
 }
 
 /// What a test wants its server to be.
@@ -43,8 +46,6 @@ pub(super) struct Certificate {
     pub(super) key: PathBuf,
 }
 
-const AUTHORITY: &str = "authority.pem";
-
 impl Wanted {
     pub(super) fn nodes_min_1(&self) -> usize {
         self.nodes.max(1)
@@ -60,6 +61,11 @@ impl Wanted {
             && self.environment.is_empty()
     }
 
+    /// The certificate of who signed [`certificate`](Self::certificate).
+    pub(super) fn authority(&self, folder: &Path) -> PathBuf {
+        folder.join("authority.pem")
+    }
+
     /// The certificate that all nodes in the folder share, made when the first asks.
     pub(super) fn certificate(&self, folder: &Path) -> io::Result<Option<Certificate>> {
         if !self.tls {
@@ -69,7 +75,7 @@ impl Wanted {
             Certificate { certificate: folder.join("server.pem"), key: folder.join("server.key") };
         #[cfg(feature = "tls")]
         if !files.key.exists() {
-            super::tls::write(&folder.join(AUTHORITY), &files)?;
+            super::tls::write(&self.authority(folder), &files)?;
         }
         Ok(Some(files))
     }
@@ -89,8 +95,10 @@ pub(super) fn found(kind: &Kind, wanted: &Wanted) -> Result<Found, Missing> {
         return Ok(Found::Given(url));
     }
     let program = match &wanted.version {
-        Some(version) => find::exact(kind.program, version),
-        None => find::program(kind.variable, kind.program),
+        Some(version) => find::exact(kind.programs, version),
+        None => find::program(kind.variable, kind.programs, |program| {
+            !wanted.tls || (kind.speaks_tls)(program)
+        }),
     };
     program.map(Found::Program).map_err(|reason| Missing::absent(kind.backend, reason))
 }
@@ -128,12 +136,17 @@ fn start(
     // Servers of a cluster serve only when most of them are there.
     nodes.iter().try_for_each(Node::spawn)?;
     nodes.iter().try_for_each(Node::serve)?;
+    let addresses = |sentinel| {
+        let nodes = nodes.iter().filter(|node| node.is_sentinel() == sentinel);
+        nodes.map(|node| format!("127.0.0.1:{}", node.port())).collect()
+    };
     Ok(Server(Arc::new(Inner {
         backend: kind.backend,
         login: wanted.login.clone(),
-        addresses: nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect(),
+        addresses: addresses(false),
+        sentinels: addresses(true),
         origin: Origin::Program(program.to_owned()),
-        authority: wanted.tls.then(|| folder.path().join(AUTHORITY)),
+        authority: wanted.tls.then(|| wanted.authority(folder.path())),
         nodes,
         _folder: Some(folder),
     })))
