@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use coord::{Health, HealthPoint, HealthStatus};
+use coord::{BackendInfo, Health, HealthPoint, HealthStatus};
 
 use crate::args::Output;
 use crate::failure::{Failure, code};
@@ -13,24 +13,27 @@ pub(crate) async fn run(backend: Option<&str>, output: Output) -> Result<ExitCod
     let coord = coord::connect(crate::backend_or_memory(backend)).await?;
     let health = coord.check().await?;
     match output {
-        Output::Text => print(&coord.info().target, &health)?,
-        Output::Json => writeln!(io::stdout(), "{}", json(&coord.info().target, &health))?,
+        Output::Text => print(coord.info(), &health)?,
+        Output::Json => writeln!(io::stdout(), "{}", json(coord.info(), &health))?,
     }
     coord.close().await?;
     let bad = health.status() == HealthStatus::Bad;
     Ok(if bad { ExitCode::from(code::DID_NOT_HOLD) } else { ExitCode::SUCCESS })
 }
 
-fn print(target: &str, health: &Health) -> io::Result<()> {
+fn print(info: &BackendInfo, health: &Health) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{target}: {}", health.status())?;
+    writeln!(out, "{}: {}", info.target, health.status())?;
     for HealthPoint { name, status, detail, .. } in &health.points {
         writeln!(out, "  {status:<8} {name}: {detail}")?;
+    }
+    for (about, promise) in info.guarantees.in_words() {
+        writeln!(out, "  {:<8} {about}: {promise}", "promise")?;
     }
     Ok(())
 }
 
-fn json(target: &str, health: &Health) -> serde_json::Value {
+fn json(info: &BackendInfo, health: &Health) -> serde_json::Value {
     let points: Vec<_> = health
         .points
         .iter()
@@ -38,10 +41,17 @@ fn json(target: &str, health: &Health) -> serde_json::Value {
             serde_json::json!({ "name": name, "status": status.to_string(), "detail": detail })
         })
         .collect();
+    let promises: serde_json::Map<_, _> = info
+        .guarantees
+        .in_words()
+        .into_iter()
+        .map(|(about, promise)| (about.to_owned(), promise.into()))
+        .collect();
     serde_json::json!({
-        "target": target,
+        "target": info.target,
         "status": health.status().to_string(),
         "points": points,
+        "promises": promises,
         "round_trip_us": health.round_trip.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
     })
 }

@@ -167,6 +167,8 @@ fn check(store: Store) -> Done {
     for name in ["reachable", "version", "permissions", "configuration", "round trip"] {
         ensure(points.iter().any(|point| point["name"] == name), (name, points))?;
     }
+    let promises = health["promises"].as_object().ok_or("no promises")?;
+    ensure(promises.len() == 8, promises)?;
     // A server alone keeps its data on one disk, which is told.
     ensure(health["status"] == "warning", &health)?;
 

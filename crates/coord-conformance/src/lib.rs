@@ -59,6 +59,7 @@ mod case;
 mod cx;
 mod fixture;
 mod memory;
+mod report;
 mod rules;
 mod suite;
 mod trials;

@@ -7,6 +7,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::case::{Case, Verdict};
 use crate::fixture::Fixture;
+use crate::report::Report;
 use crate::trials;
 
 /// All trials as data: names, sentences, rules; each can be [run](Case::run) by itself.
@@ -18,15 +19,23 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 /// ignored, and run with `--ignored` or `--include-ignored`.
 #[must_use]
 pub fn suite(fixture: impl Fixture) -> Vec<Trial> {
+    trials_of(Arc::new(fixture), &Report::default())
+}
+
+fn trials_of(fixture: Arc<dyn Fixture>, report: &Report) -> Vec<Trial> {
     let required = std::env::var("COORD_REQUIRE").unwrap_or_default();
     let required = requires(&required, fixture.name());
-    let fixture: Arc<dyn Fixture> = Arc::new(fixture);
     let available = Arc::new(OnceLock::new());
     let trial = |case: &'static Case| {
         let (fixture, available) = (Arc::clone(&fixture), Arc::clone(&available));
+        let report = report.clone();
         let trial = Trial::ignorable_test(case.name(), move || {
             match available.get_or_init(|| is_available(&*fixture)) {
-                Ok(()) => completion(case.run(&fixture)),
+                Ok(()) => {
+                    let verdict = case.run(&fixture);
+                    report.note(case, &verdict);
+                    completion(verdict)
+                }
                 Err(reason) if required => Err(Failed::from(format!("required, but {reason}"))),
                 Err(reason) => Ok(Completion::ignored_with(reason)),
             }
@@ -39,13 +48,25 @@ pub fn suite(fixture: impl Fixture) -> Vec<Trial> {
 /// Runs the suite with the arguments of the process, as a test target's `main` with `harness = false`:
 /// the same arguments and output as any Rust test's.
 ///
-/// It fails if a trial failed, and also if none ran although nobody asked for a part.
+/// It fails if a trial failed, and also if none ran although nobody asked for a part. Where
+/// `COORD_CONFORMANCE_REPORT` names a folder, a run of the whole suite leaves `NAME.json` there: the
+/// backend's promises in words, and the outcome of each trial.
 pub fn main(fixture: impl Fixture) -> ExitCode {
+    let (fixture, report): (Arc<dyn Fixture>, _) = (Arc::new(fixture), Report::default());
     let arguments = Arguments::from_args();
     let everything = arguments.filter.is_none() && arguments.skip.is_empty() && !arguments.list;
-    let conclusion = libtest_mimic::run(&arguments, suite(fixture));
+    let conclusion = libtest_mimic::run(&arguments, trials_of(Arc::clone(&fixture), &report));
     let counted = conclusion.num_passed + conclusion.num_failed + conclusion.num_ignored;
+    if everything && let Err(why) = report.write_if_wanted(&*fixture) {
+        return fail(&why);
+    }
     if everything && counted == 0 { ExitCode::FAILURE } else { conclusion.exit_code() }
+}
+
+#[expect(clippy::print_stderr, reason = "a test says why it failed")]
+fn fail(why: &str) -> ExitCode {
+    eprintln!("{why}");
+    ExitCode::FAILURE
 }
 
 /// Whether the list of required fixtures has this one.
@@ -62,9 +83,12 @@ fn completion(verdict: Verdict) -> Result<Completion, Failed> {
 }
 
 fn is_available(fixture: &dyn Fixture) -> Result<(), String> {
+    runtime()?.block_on(fixture.available())
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, String> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().build().map_err(|error| format!("no runtime: {error}"))?;
-    runtime.block_on(fixture.available())
+    builder.enable_all().build().map_err(|error| format!("no runtime: {error}"))
 }
 
 #[cfg(test)]

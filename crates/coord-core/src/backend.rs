@@ -105,6 +105,48 @@ impl Guarantees {
         Ok(())
     }
 
+    /// Each promise in words, for people: what it is about, and what is promised.
+    #[must_use]
+    pub fn in_words(&self) -> [(&'static str, String); 8] {
+        let consistency = match self.consistency {
+            Consistency::Linearizable => "yes (linearizable)",
+            Consistency::BestEffort => "not always (best effort)",
+        };
+        let judge = match self.expiry_judge {
+            ExpiryJudge::Store => "the store",
+            ExpiryJudge::Observers => "each observer",
+        };
+        let clock = match self.expiry_clock {
+            ExpiryClock::Monotonic => "monotonic",
+            ExpiryClock::ServerWall => "its server's wall clock",
+            ExpiryClock::Observer => "its own monotonic clock",
+        };
+        let survive = match self.terms_survive_loss {
+            true => "yes, counted from a clock",
+            false => "no: raise the era (`?era=1`)",
+        };
+        let checks = match self.publish_checks_lease {
+            true => "yes",
+            false => "no: on the claim and the version",
+        };
+        let value = match self.value_bytes_max {
+            Some(bytes) if bytes % (1024 * 1024) == 0 => format!("{} MiB", bytes / (1024 * 1024)),
+            Some(bytes) => format!("{bytes} B"),
+            None => "unlimited".to_owned(),
+        };
+        let (step, min, max) = (self.ttl_step, self.ttl_min, self.ttl_max);
+        [
+            ("acknowledged writes survive a failover", consistency.to_owned()),
+            ("who judges expiry, by which clock", format!("{judge}, {clock}")),
+            ("the TTL's range", format!("{min} to {max}")),
+            ("the TTL's step", format!("{step:?}")),
+            ("terms rise after the store lost its data", survive.to_owned()),
+            ("a publish is conditional on the lease itself", checks.to_owned()),
+            ("largest value; larger maps are split", value),
+            ("meant for so many nodes", self.nodes_max.to_string()),
+        ]
+    }
+
     /// The TTL that the store will grant for one that is asked for.
     #[must_use]
     pub fn granted_ttl(&self, asked: Ttl) -> Ttl {

@@ -7,10 +7,11 @@
 
 mod left_out;
 mod protoc;
+mod tables;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
@@ -37,6 +38,15 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Make docs/conformance.md and the README's table of guarantees from the conformance suite's reports.
+    Tables {
+        /// The folder that COORD_CONFORMANCE_REPORT named in a run of all backends.
+        #[arg(default_value = "target/conformance")]
+        reports: PathBuf,
+        /// Change nothing; fail if they are not as the reports make them.
+        #[arg(long)]
+        check: bool,
+    },
     /// Run any cargo command with `protoc` at hand, e.g. `cargo xtask cargo clippy --all-features`.
     Cargo {
         /// The command and its arguments.
@@ -59,6 +69,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.task {
         Task::Cargo { args } => cargo(&args),
         Task::Test { args } => test(args),
+        Task::Tables { reports, check } => {
+            let root = workspace_root();
+            tables::run(root, &root.join(reports), check).map(|()| ExitCode::SUCCESS)
+        }
     }
 }
 
