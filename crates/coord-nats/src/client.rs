@@ -7,10 +7,11 @@
 
 mod bucket;
 mod connect;
+mod expiry;
 mod watch;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::connection::State;
@@ -27,7 +28,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use self::bucket::{Bucket, MARKER_TTL, expires_late};
+pub(crate) use self::bucket::{Bucket, MARKER_TTL, expires_late, is_full};
+pub(crate) use self::expiry::Expiry;
+use self::expiry::{EXPIRED, Sample, Stored, TTL_MS, time_of, ttl_of};
 pub(crate) use self::watch::{Topic, Update, What, subscribe};
 use crate::error::{
     DUPLICATE_SOON, NO_MESSAGE, Op, Refusal, WRONG_SEQUENCE, WRONG_SEQUENCE_SOON, request_error,
@@ -40,6 +43,9 @@ const MESSAGE_ID: &str = "Nats-Msg-Id";
 const ROLLUP: &str = "Nats-Rollup";
 const OPERATION: &str = "KV-Operation";
 const MARKER_REASON: &str = "Nats-Marker-Reason";
+/// What a message holds besides its record, behind it: the record's length, and what that is.
+/// Headers themselves take 64 KiB at most.
+const ASIDE: &str = "Coord-Aside";
 const BATCH_ID: &str = "Nats-Batch-Id";
 const BATCH_SEQUENCE: &str = "Nats-Batch-Sequence";
 const BATCH_COMMIT: &str = "Nats-Batch-Commit";
@@ -56,6 +62,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct Client {
     vendor: async_nats::Client,
     shared: Arc<Shared>,
+    expiry: Expiry,
 }
 
 struct Shared {
@@ -67,6 +74,8 @@ struct Shared {
     denials: broadcast::Sender<Arc<str>>,
     /// Counts how often the connection was lost.
     losses: changes::Receiver<u64>,
+    /// The newest that is known of the servers' clock.
+    sample: Mutex<Option<Sample>>,
 }
 
 impl Shared {
@@ -91,6 +100,16 @@ pub(crate) struct Last {
     pub(crate) sequence: u64,
     /// The record; none if there is no message or only a marker that the record is gone.
     pub(crate) value: Option<Bytes>,
+    /// What was written besides it in the same step.
+    pub(crate) aside: Option<Aside>,
+}
+
+/// What is written besides a record in the same step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Aside {
+    /// What it is, in one line.
+    pub(crate) what: String,
+    pub(crate) value: Bytes,
 }
 
 /// One write, conditional on the last message of its subject.
@@ -147,18 +166,19 @@ struct PublishReply {
 }
 
 #[derive(Deserialize)]
-struct Stored {
-    message: StoredMessage,
+struct Found {
+    message: FoundMessage,
 }
 
 #[derive(Deserialize)]
-struct StoredMessage {
+struct FoundMessage {
     #[serde(rename = "seq")]
     sequence: u64,
     #[serde(default)]
     data: String,
     #[serde(default, rename = "hdrs")]
     headers: String,
+    time: String,
 }
 
 impl Client {
@@ -189,15 +209,23 @@ impl Client {
 
     /// The last message of a subject, as the stream's leader has it.
     pub(crate) async fn get(&self, op: Op<'_>, subject: &str) -> Result<Last> {
+        match (self.stored(op, subject).await?, self.expiry) {
+            (None, _) => Ok(Last::default()),
+            (Some(stored), Expiry::Server) => Ok(stored.last),
+            (Some(stored), Expiry::Clients) => self.judged(op, subject, stored).await,
+        }
+    }
+
+    async fn stored(&self, op: Op<'_>, subject: &str) -> Result<Option<Stored>> {
         #[derive(Serialize)]
         struct Get<'a> {
             last_by_subj: &'a str,
         }
         let api = format!("STREAM.MSG.GET.{}", self.shared.stream);
         let request = Get { last_by_subj: subject };
-        let stored: Stored = match self.api(op.reading(), &api, &request).await? {
-            Ok(stored) => stored,
-            Err(refusal) if refusal.err_code == NO_MESSAGE => return Ok(Last::default()),
+        let found: Found = match self.api(op.reading(), &api, &request).await? {
+            Ok(found) => found,
+            Err(refusal) if refusal.err_code == NO_MESSAGE => return Ok(None),
             Err(refusal) => return Err(refusal.error(op.reading())),
         };
         let unreadable = |source: base64::DecodeError| {
@@ -205,20 +233,55 @@ impl Client {
                 .message("the server's answer is no base64")
                 .with_source(source)
         };
-        let message = stored.message;
+        let message = found.message;
         let headers = BASE64.decode(message.headers).map_err(unreadable)?;
-        let value = match is_marker(&headers) {
-            true => None,
-            false => Some(BASE64.decode(message.data).map_err(unreadable)?.into()),
+        let headers = String::from_utf8_lossy(&headers);
+        let (value, aside) = if is_marker(&headers) {
+            (None, None)
+        } else {
+            let value = BASE64.decode(message.data).map_err(unreadable)?;
+            let (value, aside) = apart(value.into(), header(&headers, ASIDE));
+            (Some(value), aside)
         };
-        Ok(Last { sequence: message.sequence, value })
+        let ttl = header(&headers, TTL_MS).and_then(ttl_of);
+        let last = Last { sequence: message.sequence, value, aside };
+        Ok(Some(Stored { last, written: time_of(op, &message.time)?, ttl }))
     }
 
     /// Writes if the condition holds.
     pub(crate) async fn put(&self, op: Op<'_>, put: Put<'_>) -> Result<Outcome> {
-        let headers = put.headers();
+        if self.is_too_late(op, &put).await? {
+            return Ok(Outcome::Conflict);
+        }
+        let headers = put.headers(self.expiry);
         let reply = self.request(op, put.subject.to_owned(), headers, put.value).await?;
         outcome(op, &reply)
+    }
+
+    /// Writes if the condition holds, and something else in the same message.
+    pub(crate) async fn put_with(
+        &self,
+        op: Op<'_>,
+        put: Put<'_>,
+        aside: &Aside,
+    ) -> Result<Outcome> {
+        let mut headers = put.headers(self.expiry);
+        headers.insert(ASIDE, format!("{} {}", put.value.len(), aside.what));
+        let both = [&put.value[..], &aside.value].concat();
+        let reply = self.request(op, put.subject.to_owned(), headers, both.into()).await?;
+        outcome(op, &reply)
+    }
+
+    /// Whether this would write over a record that has run out, or over another one than it names.
+    /// Only where the server does not end records: what it ended can't be written over.
+    async fn is_too_late(&self, op: Op<'_>, put: &Put<'_>) -> Result<bool> {
+        match (self.expiry, put.ttl, &put.condition) {
+            (Expiry::Clients, Some(_), Condition::At(at)) if *at > 0 => {
+                // One that has a lower sequence was read from a deposed leader.
+                Ok(self.get(op, put.subject).await?.sequence > *at)
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Writes if the condition holds and `guarded` has this last message, in one atomic step. The
@@ -247,7 +310,7 @@ impl Client {
             }
             Err(_) => return Err(op.reading().unclear("no room for a request in time")),
         }
-        let mut headers = put.headers();
+        let mut headers = put.headers(self.expiry);
         headers.insert(BATCH_ID, batch.as_str());
         headers.insert(BATCH_SEQUENCE, "2");
         headers.insert(BATCH_COMMIT, "1");
@@ -255,27 +318,50 @@ impl Client {
         outcome(op, &reply)
     }
 
-    /// Removes a record if this is its sequence. A marker stays for a moment, so that watches see
-    /// it.
-    pub(crate) async fn remove(&self, op: Op<'_>, subject: &str, sequence: u64) -> Result<Outcome> {
+    /// Removes a record of this TTL if this is its sequence. A marker stays for a moment, so that
+    /// watches see it; where the server ends no records, as long as the record would have lived.
+    pub(crate) async fn remove(
+        &self,
+        op: Op<'_>,
+        subject: &str,
+        sequence: u64,
+        ttl: Duration,
+    ) -> Result<Outcome> {
+        let ttl = match self.expiry {
+            Expiry::Server => MARKER_TTL,
+            Expiry::Clients => ttl,
+        };
         let condition = Condition::At(sequence);
-        let put = Put { subject, value: Bytes::new(), ttl: Some(MARKER_TTL), condition };
-        self.mark_removed(op, &put).await
+        let put = Put { subject, value: Bytes::new(), ttl: Some(ttl), condition };
+        if self.is_too_late(op, &put).await? {
+            return Ok(Outcome::Conflict);
+        }
+        self.mark_removed(op, &put, false).await
     }
 
-    async fn mark_removed(&self, op: Op<'_>, put: &Put<'_>) -> Result<Outcome> {
-        let mut headers = put.headers();
+    async fn mark_removed(&self, op: Op<'_>, put: &Put<'_>, expired: bool) -> Result<Outcome> {
+        let mut headers = put.headers(self.expiry);
         headers.insert(OPERATION, "PURGE");
         headers.insert(ROLLUP, "sub");
+        if expired {
+            headers.insert(EXPIRED, "1");
+        }
         let reply = self.request(op, put.subject.to_owned(), headers, Bytes::new()).await?;
-        outcome(op, &reply)
+        let outcome = outcome(op, &reply)?;
+        if let (Outcome::Done(marker), Expiry::Clients) = (outcome, self.expiry) {
+            self.forget(put.subject, marker, put.ttl.unwrap_or_default());
+        }
+        Ok(outcome)
     }
 
     /// Removes what nobody needs any more, whatever its sequence.
     pub(crate) async fn erase(&self, op: Op<'_>, subject: &str) -> Result<()> {
+        if self.expiry == Expiry::Clients {
+            return self.purge(op, Some(subject), None).await;
+        }
         let put =
             Put { subject, value: Bytes::new(), ttl: Some(MARKER_TTL), condition: Condition::None };
-        self.mark_removed(op, &put).await.map(drop)
+        self.mark_removed(op, &put, false).await.map(drop)
     }
 
     /// Tells the server and ends everything of this handle.
@@ -369,7 +455,7 @@ impl Client {
 }
 
 impl Put<'_> {
-    fn headers(&self) -> HeaderMap {
+    fn headers(&self, expiry: Expiry) -> HeaderMap {
         let mut headers = HeaderMap::new();
         match self.condition {
             Condition::None => {}
@@ -380,8 +466,10 @@ impl Put<'_> {
                 headers.insert(MESSAGE_ID, id);
             }
         }
-        if let Some(ttl) = self.ttl {
-            headers.insert(TTL, seconds(ttl));
+        match (self.ttl, expiry) {
+            (None, _) => {}
+            (Some(ttl), Expiry::Server) => headers.insert(TTL, seconds(ttl)),
+            (Some(ttl), Expiry::Clients) => headers.insert(TTL_MS, ttl.as_millis().to_string()),
         }
         headers
     }
@@ -413,12 +501,26 @@ fn outcome(op: Op<'_>, reply: &Message) -> Result<Outcome> {
 
 /// Whether a message says that the record is gone: one of ours, one of the store's own tools, or
 /// the one that the server leaves where a record ran out.
-fn is_marker(headers: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(headers);
-    text.lines().filter_map(|line| line.split_once(':')).any(|(name, value)| {
-        name.eq_ignore_ascii_case(MARKER_REASON)
-            || (name.eq_ignore_ascii_case(OPERATION) && is_removal(value.trim()))
-    })
+fn is_marker(headers: &str) -> bool {
+    header(headers, MARKER_REASON).is_some() || header(headers, OPERATION).is_some_and(is_removal)
+}
+
+/// A record, and what was written besides it, as the header says.
+fn apart(mut value: Bytes, header: Option<&str>) -> (Bytes, Option<Aside>) {
+    let said = header.and_then(|text| text.split_once(' '));
+    match said.and_then(|(length, what)| Some((length.parse::<usize>().ok()?, what))) {
+        Some((length, what)) if length <= value.len() => {
+            let rest = value.split_off(length);
+            (value, Some(Aside { what: what.to_owned(), value: rest }))
+        }
+        _ => (value, None),
+    }
+}
+
+/// What a header says, in a message's headers as they stand on the wire.
+fn header<'a>(headers: &'a str, name: &str) -> Option<&'a str> {
+    let mut fields = headers.lines().filter_map(|line| line.split_once(':'));
+    fields.find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }
 
 fn is_removal(operation: &str) -> bool {
@@ -469,7 +571,17 @@ mod tests {
             ("NATS/1.0\r\nNats-TTL: 2s\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n", false),
             ("", false),
         ] {
-            assert_eq!(is_marker(headers.as_bytes()), gone, "{headers:?}");
+            assert_eq!(is_marker(headers), gone, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_besides_a_record_is_told_apart() {
+        let both = || Bytes::from_static(b"recordaside");
+        let aside = Aside { what: "an answer".to_owned(), value: Bytes::from_static(b"aside") };
+        assert_eq!(apart(both(), Some("6 an answer")), (both().slice(..6), Some(aside)));
+        for text in [None, Some(""), Some("6"), Some("12 more than there is"), Some("x y")] {
+            assert_eq!(apart(both(), text), (both(), None));
         }
     }
 
@@ -481,13 +593,16 @@ mod tests {
             ttl: Some(Duration::from_millis(1_500)),
             condition,
         };
-        let headers = put(Condition::At(7)).headers();
+        let headers = put(Condition::At(7)).headers(Expiry::Server);
         let text = |headers: &HeaderMap, name| headers.get(name).map(ToString::to_string);
         assert_eq!(text(&headers, EXPECTED).as_deref(), Some("7"));
         assert_eq!(text(&headers, TTL).as_deref(), Some("2s"));
-        assert_eq!(text(&headers, EXPECTED_OF), None);
+        assert_eq!((text(&headers, EXPECTED_OF), text(&headers, TTL_MS)), (None, None));
+        let headers = put(Condition::At(7)).headers(Expiry::Clients);
+        assert_eq!(text(&headers, TTL_MS).as_deref(), Some("1500"));
+        assert_eq!(text(&headers, TTL), None);
         let elsewhere = Condition::Elsewhere { subject: "b", sequence: 9, id: "one" };
-        let headers = put(elsewhere).headers();
+        let headers = put(elsewhere).headers(Expiry::Server);
         assert_eq!(text(&headers, EXPECTED).as_deref(), Some("9"));
         assert_eq!(text(&headers, EXPECTED_OF).as_deref(), Some("b"));
         assert_eq!(text(&headers, MESSAGE_ID).as_deref(), Some("one"));

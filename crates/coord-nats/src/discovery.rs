@@ -77,7 +77,8 @@ impl Discovery for Handle {
         for race in 0..RACES_MAX {
             pause(race).await;
             if let Some(at) = at
-                && let Outcome::Done(_) = self.client.remove(op, &subject, at).await?
+                && let Outcome::Done(_) =
+                    self.client.remove(op, &subject, at, held.ttl.get()).await?
             {
                 return Ok(());
             }
@@ -105,7 +106,8 @@ impl Discovery for Handle {
                 return Ok(Evict::Alive(live));
             }
             let subject = self.keys.node(node);
-            if let Outcome::Done(_) = self.client.remove(op, &subject, sequence).await? {
+            let removed = self.client.remove(op, &subject, sequence, live.ttl.get()).await?;
+            if let Outcome::Done(_) = removed {
                 return Ok(Evict::Evicted);
             }
         }

@@ -92,7 +92,8 @@ impl Lease for Handle {
         for race in 0..RACES_MAX {
             pause(race).await;
             if let Some(at) = at
-                && let Outcome::Done(_) = self.client.remove(op, &subject, at).await?
+                && let Outcome::Done(_) =
+                    self.client.remove(op, &subject, at, grant.ttl.get()).await?
             {
                 return Ok(Release::Released);
             }

@@ -10,12 +10,16 @@
 //! client
 //!                               ├ connect.rs   credentials, TLS, reconnecting
 //!                               ├ bucket.rs    makes or checks the bucket
+//!                               ├ expiry.rs    ends records where the server does not
 //!                               └ watch.rs     subscriptions
 //! ```
 //!
 //! Everything of a cluster stands in one key-value bucket, so that an operator reads it with
 //! `nats kv get`. Each write names the sequence that it replaces, and the sequence of the write
 //! that acquired a lease is its term.
+//!
+//! On servers older than 2.11.7, which end no single records, clients do it by the servers' clock:
+//! see `docs/backends/nats.md`.
 //!
 //! Its URL is `nats://[user:password@ or token@]host[:4222][,host…]/cluster[?option=value&…]`:
 //!
@@ -62,7 +66,7 @@ use coord_core::{
 };
 use tokio::time::Instant;
 
-use self::client::{Bucket, Client, Condition, MARKER_TTL, Outcome, Put, expires_late};
+use self::client::{Bucket, Client, Condition, Expiry, MARKER_TTL, Put, expires_late, is_full};
 use self::config::{Config, OPTIONS, Storage};
 use self::error::Op;
 use self::keys::Keys;
@@ -106,7 +110,7 @@ impl NatsBackend {
     /// # Errors
     /// `Invalid` or `Unsupported` for a URL that does not suit, before any I/O; `Unavailable` where
     /// no server is reached; `Denied` for the wrong credentials; `Unsupported` for a server older
-    /// than 2.11.7; `Misconfigured` for a server without JetStream and for a bucket that is set up
+    /// than 2.10, and for one older than 2.11.7 where the bucket was made by a newer one; `Misconfigured` for a server without JetStream and for a bucket that is set up
     /// otherwise, naming the field.
     ///
     /// # Cancel safety
@@ -207,7 +211,18 @@ impl Handle {
 
     fn check_version(&self, health: &mut Health) {
         let version = self.client.server_version();
-        if expires_late(&version) {
+        if self.bucket.expiry == Expiry::Clients {
+            let then = match is_full(&version) {
+                true => "this server can do it: move to a new bucket when no service runs",
+                false => "upgrade to 2.11.10, 2.12.1 or newer, and move to a new bucket then",
+            };
+            let text = format!(
+                "NATS {version}, degraded: the bucket was made for servers that end no single \
+                 records, so clients end them by the servers' clock when they notice, with one read \
+                 more for each renewal, and a publish is fenced by claim and compare-and-set; {then}"
+            );
+            health.add("version", HealthStatus::Warning, text);
+        } else if expires_late(&version) {
             let text = format!(
                 "NATS {version} lets records run out only when nothing else is written for a while, \
                  so a dead holder may be replaced many seconds late; use 2.11.10, 2.12.1 or newer"
@@ -273,8 +288,7 @@ impl Handle {
                 let text = format!("wrote a record and read it back in {took:?}");
                 health.add("round trip", HealthStatus::Good, text);
                 health.round_trip = Some(took);
-                // It ends by itself anyhow.
-                let _: Result<Outcome> = self.client.remove(op, &subject, last.sequence).await;
+                self.check_removal(op, &subject, last.sequence, health).await;
             }
             Ok(last) => {
                 let text = format!("wrote a record and did not read it back: {last:?}");
@@ -287,15 +301,35 @@ impl Handle {
         }
     }
 
+    /// Removes the record of the check. Where the server ends records, it ends by itself anyhow;
+    /// elsewhere that takes a permission of its own.
+    async fn check_removal(&self, op: Op<'_>, subject: &str, sequence: u64, health: &mut Health) {
+        let removed = match self.bucket.expiry {
+            Expiry::Server => self.client.remove(op, subject, sequence, MARKER_TTL).await.map(drop),
+            Expiry::Clients => self.client.erase(op, subject).await,
+        };
+        if let Err(error) = removed
+            && error.kind() == ErrorKind::Denied
+        {
+            let text = format!("{}; old records stay for ever", said(&error));
+            health.add("permissions", HealthStatus::Warning, text);
+        }
+    }
+
     /// A record that the store takes, or the reason why not, before anything is sent.
     fn fitting(&self, op: Op<'_>, record: Bytes) -> Result<Bytes> {
-        let (bytes, most) = (record.len(), self.client.value_bytes_max());
+        self.fits(op, record.len())?;
+        Ok(record)
+    }
+
+    fn fits(&self, op: Op<'_>, bytes: usize) -> Result<()> {
+        let most = self.client.value_bytes_max();
         if bytes > most {
             let why =
                 format!("the record has {bytes} bytes; the server takes {most} (max_payload)");
             return Err(op.error(ErrorKind::Invalid).message(why));
         }
-        Ok(record)
+        Ok(())
     }
 }
 

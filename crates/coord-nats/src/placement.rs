@@ -24,7 +24,9 @@ use coord_core::{
 };
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
-use crate::client::{Client, Condition, Outcome, Put, Topic, Update, What, subscribe};
+use crate::client::{
+    Aside, Client, Condition, Expiry, Outcome, Put, Topic, Update, What, subscribe,
+};
 use crate::error::Op;
 use crate::keys::Keys;
 use crate::lease::READS_MAX;
@@ -60,6 +62,28 @@ enum Guard {
     Held { subject: String, sequence: u64 },
     /// The fence's grant does not hold its lease any more.
     Lost,
+}
+
+/// An answer that is given with a write of the head.
+#[derive(Debug, PartialEq, Eq)]
+struct Given {
+    id: RequestId,
+    ttl: Duration,
+    value: Bytes,
+}
+
+impl Given {
+    fn aside(&self) -> Aside {
+        let what = format!("answer {} {}", self.id, self.ttl.as_millis());
+        Aside { what, value: self.value.clone() }
+    }
+
+    fn of(aside: Aside) -> Option<Self> {
+        let mut parts = aside.what.strip_prefix("answer ")?.split(' ');
+        let id = parts.next()?.parse().ok()?;
+        let ttl = Duration::from_millis(parts.next()?.parse().ok()?);
+        parts.next().is_none().then_some(Self { id, ttl, value: aside.value })
+    }
 }
 
 #[async_trait]
@@ -201,9 +225,9 @@ impl Placement for Handle {
             // answered under another head is seen here, and of those who see this one the first
             // wins.
             let (sequence, head) = self.head(op, &cluster).await?;
-            let claimed = head.map(|head| head.fence);
-            if claimed.as_ref() != Some(fence) {
-                return Ok(Answered::Fenced(claimed));
+            let claimed = head.as_ref().map(|head| &head.fence);
+            if claimed != Some(fence) {
+                return Ok(Answered::Fenced(claimed.cloned()));
             }
             let Some(request) = self.client.get(op, &asked).await?.value else {
                 return Ok(Answered::Gone);
@@ -213,6 +237,19 @@ impl Placement for Handle {
                 let earlier = read_answer(op, *id, &earlier)?;
                 let is_same = earlier == *answer;
                 return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
+            }
+            if let (Expiry::Clients, Some(head)) = (self.bucket.expiry, &head) {
+                let put = Put {
+                    subject: &table,
+                    value: head.encode()?,
+                    ttl: None,
+                    condition: Condition::At(sequence),
+                };
+                let given = Given { id: *id, ttl: request.time_limit, value: value.clone() };
+                match self.give(op, put, &given).await? {
+                    Some(answered) => return Ok(answered),
+                    None => continue,
+                }
             }
             let first = format!("{id}.{sequence}");
             let condition = Condition::Elsewhere { subject: &table, sequence, id: &first };
@@ -276,9 +313,52 @@ impl Handle {
         Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
     }
 
-    /// The sequence of a head's last message, and the head.
+    /// The sequence of a head's last message, and the head, to be written over. An answer that was
+    /// given with it is in its own place before that.
     async fn head(&self, op: Op<'_>, table: &TableName) -> Result<(u64, Option<TableHeadV1>)> {
-        self.reader().head(op, table).await
+        let last = self.client.get(op, &self.keys.table(table)).await?;
+        if let Some(aside) = last.aside {
+            let given = Given::of(aside).ok_or_else(|| {
+                let why = "what was written with the table's head is no answer";
+                Error::corrupt(op.name, why).resource(table)
+            })?;
+            self.put_in_place(op, &given).await?;
+        }
+        let read = |value: Bytes| read_head(op, table, &value);
+        Ok((last.sequence, last.value.map(read).transpose()?))
+    }
+
+    /// Gives an answer with a write of the head that it is conditional on, and puts it in its own
+    /// place then. None if the head is another one by now.
+    ///
+    /// For servers that take no condition on another subject. Every write of the head puts what was
+    /// given with the one before in its place first, so of two answers the first is there when the
+    /// second comes, and an answer that was given is never lost.
+    async fn give(&self, op: Op<'_>, head: Put<'_>, given: &Given) -> Result<Option<Answered>> {
+        self.fits(op, head.value.len() + given.value.len())?;
+        let Outcome::Done(_) = self.client.put_with(op, head, &given.aside()).await? else {
+            return Ok(None);
+        };
+        if self.put_in_place(op, given).await? {
+            return Ok(Some(Answered::Recorded));
+        }
+        let stored = self.client.get(op, &self.keys.answered(given.id)).await?;
+        let Some(stored) = stored.value else { return Ok(Some(Answered::Gone)) };
+        if stored == given.value {
+            return Ok(Some(Answered::Recorded));
+        }
+        Ok(Some(Answered::Already(read_answer(op, given.id, &stored)?)))
+    }
+
+    /// Puts an answer in its own place, unless one is there.
+    async fn put_in_place(&self, op: Op<'_>, given: &Given) -> Result<bool> {
+        let put = Put {
+            subject: &self.keys.answered(given.id),
+            value: given.value.clone(),
+            ttl: Some(given.ttl),
+            condition: Condition::At(0),
+        };
+        Ok(matches!(self.client.put(op, put).await?, Outcome::Done(_)))
     }
 
     /// What a write under this fence has to be conditional on.
@@ -714,5 +794,23 @@ impl Topic for RequestsTopic {
         let mut open: Vec<_> = self.open.values().cloned().collect();
         open.sort_unstable_by_key(|(sequence, _)| *sequence);
         Ok(RequestEvent::Snapshot(open.into_iter().map(|(_, record)| record).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_beside_a_head_is_whole_or_refused() {
+        let (id, ttl) = (RequestId::random(), Duration::from_secs(30));
+        let given = Given { id, ttl, value: Bytes::from_static(b"{}") };
+        let aside = given.aside();
+        assert_eq!(Given::of(aside.clone()), Some(given));
+        let what = aside.what.as_str();
+        for bad in ["", "answer", "answer x 30", &what[1..], &format!("{what} more")] {
+            let bad = Aside { what: bad.to_owned(), value: Bytes::new() };
+            assert_eq!(Given::of(bad.clone()), None, "{bad:?}");
+        }
     }
 }

@@ -41,7 +41,7 @@
 //! | --- | --- | --- |
 //! | always there | `memory://cluster` | none: inside this process, for tests, demos and single processes |
 //! | `etcd` | `etcd://host,host/cluster` | etcd 3.4 or newer; building it takes `protoc` |
-//! | `nats` | `nats://host,host/cluster` | NATS 2.11.7 or newer with JetStream |
+//! | `nats` | `nats://host,host/cluster` | NATS 2.11.7 or newer with JetStream; 2.10 degraded |
 //! | `tls` | | encrypted connections for the backends that are enabled |
 //! | `full` | | all of them |
 //!

@@ -2,6 +2,7 @@
 //! otherwise.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -9,7 +10,8 @@ use coord_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use super::{Client, Condition, Put};
+use super::expiry::time_of;
+use super::{Client, Condition, Expiry, Put};
 use crate::config::{Config, Storage};
 use crate::error::{NO_STREAM, Op, Refusal, STREAM_DIFFERS, is_unanswerable};
 
@@ -26,9 +28,16 @@ const LATE: [(Version, Version); 2] =
     [(Version(2, 11, 0), Version(2, 11, 10)), (Version(2, 12, 0), Version(2, 12, 1))];
 /// Where in the stream's metadata its identity stands.
 const IDENTITY: &str = "coord.id";
-/// The first server whose conditions on another subject are looked at every time; older ones take
-/// the header's name for that of the condition itself, by chance.
-const OLDEST: Version = Version(2, 11, 7);
+/// Where in the stream's metadata it stands that clients end its records.
+const EXPIRY: &str = "coord.expiry";
+const CLIENTS: &str = "clients";
+/// The first server that has all that is needed in full: TTLs of single messages, and conditions on
+/// another subject that are looked at every time (older ones take the header's name for that of the
+/// condition itself, by chance, or know no such header).
+const FULL: Version = Version(2, 11, 7);
+/// The first server on which clients can end the records: it says what time it is, and keeps what a
+/// bucket says of itself.
+const OLDEST: Version = Version(2, 10, 0);
 /// How often a bucket is looked for and made, where others do the same.
 const TRIES: usize = 3;
 /// Sequences begin with the microseconds since 1970; a stream that counts from 1 would let terms go
@@ -42,6 +51,9 @@ pub(crate) struct Bucket {
     pub(crate) identity: String,
     /// Whether several records can be written in one atomic step.
     pub(crate) atomic: bool,
+    /// Who ends its records. It stands in the bucket, not in the version of the server that a client
+    /// happens to have reached, so that all clients do the same.
+    pub(crate) expiry: Expiry,
     pub(crate) storage: Storage,
     pub(crate) replicas: usize,
 }
@@ -88,6 +100,8 @@ struct Settings {
     allow_msg_counter: bool,
     #[serde(default)]
     deny_delete: bool,
+    #[serde(default)]
+    deny_purge: bool,
     #[serde(default, rename = "first_seq")]
     first_sequence: u64,
     #[serde(default)]
@@ -106,6 +120,8 @@ struct Settings {
 struct Info {
     config: Settings,
     #[serde(default)]
+    created: String,
+    #[serde(default)]
     state: State,
     #[serde(default)]
     total: usize,
@@ -113,6 +129,10 @@ struct Info {
 
 #[derive(Default, Deserialize)]
 struct State {
+    #[serde(default)]
+    messages: u64,
+    #[serde(default, rename = "last_seq")]
+    last_sequence: u64,
     subjects: Option<HashMap<String, u64>>,
 }
 
@@ -127,11 +147,34 @@ pub(super) fn stream_name(bucket: &str) -> String {
 impl Client {
     /// Connects, and makes sure that there is a bucket that suits.
     pub(crate) async fn open(op: Op<'_>, config: &Config) -> Result<(Self, Bucket)> {
-        let client = Self::connect(op, config).await?;
-        let version = client.server_version();
-        check_version(op, &version)?;
-        let bucket = client.ensure_bucket(op, config).await?;
+        let mut client = Self::connect(op, config).await?;
+        let version = check_version(op, &client.server_version())?;
+        let bucket = client.await_bucket(op, config, version).await?;
+        client.expiry = bucket.expiry;
         Ok((client, bucket))
+    }
+
+    /// A bucket that suits, ready to be used. One that is just being made on several servers may
+    /// have no leader yet, and then nobody answers: everything here can be done again.
+    async fn await_bucket(&self, op: Op<'_>, config: &Config, version: Version) -> Result<Bucket> {
+        let end = Instant::now() + config.connect_timeout;
+        loop {
+            match self.ready_bucket(op, config, version).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable && Instant::now() < end => {
+                    sleep(REACH_PAUSE).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn ready_bucket(&self, op: Op<'_>, config: &Config, version: Version) -> Result<Bucket> {
+        let bucket = self.ensure_bucket(op, config, version).await?;
+        match bucket.expiry {
+            Expiry::Server if version < FULL => Err(too_old_for(op, config, version)),
+            Expiry::Server => Ok(bucket),
+            Expiry::Clients => self.sample_time(op).await.map(|()| bucket),
+        }
     }
 
     /// The bucket as it is set up now.
@@ -197,26 +240,59 @@ impl Client {
         }
     }
 
-    async fn ensure_bucket(&self, op: Op<'_>, config: &Config) -> Result<Bucket> {
+    async fn ensure_bucket(&self, op: Op<'_>, config: &Config, version: Version) -> Result<Bucket> {
+        let expiry = if version < FULL { Expiry::Clients } else { Expiry::Server };
         let api = format!("STREAM.CREATE.{}", self.shared.stream);
         let mut last = None;
         for _ in 0..TRIES {
             let refusal = match self.stream_info(op).await? {
-                Ok(info) => return info.config.check(op, config),
+                Ok(info) => return self.accept(op, config, &info).await,
                 Err(refusal) => refusal,
             };
             if refusal.err_code != NO_STREAM {
                 return Err(refusal.error(op));
             }
-            let settings = Settings::wanted(config, self.unique(), now_micros());
+            let settings = Settings::wanted(config, expiry, self.unique(), now_micros());
             match self.api::<Info>(op, &api, &settings).await? {
-                Ok(info) => return info.config.check(op, config),
+                Ok(info) => return self.accept(op, config, &info).await,
                 // Somebody else was faster, with another first sequence.
                 Err(refusal) if refusal.err_code == STREAM_DIFFERS => last = Some(refusal),
                 Err(refusal) => return Err(refusal.error(op)),
             }
         }
         Err(last.map_or_else(|| op.contended(), |refusal| refusal.error(op)))
+    }
+
+    /// The bucket, if it suits, with sequences that begin with the time at which it was made.
+    ///
+    /// NATS 2.10 loses all messages of a stream with a first sequence of its own when it is killed
+    /// and starts again. There the sequences are moved on instead, before anything is written; all
+    /// who do that move them to the same place.
+    async fn accept(&self, op: Op<'_>, config: &Config, info: &Info) -> Result<Bucket> {
+        let bucket = info.config.check(op, config)?;
+        let last = info.state.last_sequence;
+        if bucket.expiry == Expiry::Server || last >= FIRST_SEQUENCE_MIN {
+            return Ok(bucket);
+        }
+        let unsuited = |found: u64| {
+            let name = &config.bucket;
+            let why = format!(
+                "bucket {name:?} counts on from {found}; it has to count from the microseconds since \
+                 1970, or be empty"
+            );
+            Err(op.error(ErrorKind::Misconfigured).message(why))
+        };
+        if info.state.messages > 0 {
+            return unsuited(last);
+        }
+        let made = time_of(op, &info.created)?;
+        let first = u64::try_from(made.as_micros()).unwrap_or(u64::MAX);
+        self.purge(op, None, Some(first)).await?;
+        let moved = self.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
+        if moved.state.last_sequence < FIRST_SEQUENCE_MIN {
+            return unsuited(moved.state.last_sequence);
+        }
+        Ok(bucket)
     }
 
     async fn stream_info(&self, op: Op<'_>) -> Result<Result<Info, Refusal>> {
@@ -234,7 +310,12 @@ impl Client {
 }
 
 impl Settings {
-    fn wanted(config: &Config, identity: String, first_sequence: u64) -> Self {
+    fn wanted(config: &Config, expiry: Expiry, identity: String, first_sequence: u64) -> Self {
+        let is_full = expiry == Expiry::Server;
+        let mut metadata = HashMap::from([(IDENTITY.to_owned(), identity)]);
+        if !is_full {
+            metadata.insert(EXPIRY.to_owned(), CLIENTS.to_owned());
+        }
         Self {
             name: stream_name(&config.bucket),
             subjects: vec![format!("$KV.{}.>", config.bucket)],
@@ -253,13 +334,14 @@ impl Settings {
             no_ack: false,
             sealed: false,
             allow_rollup_hdrs: true,
-            allow_msg_ttl: true,
-            subject_delete_marker_ttl: nanos(MARKER_TTL),
-            allow_atomic: true,
+            allow_msg_ttl: is_full,
+            subject_delete_marker_ttl: if is_full { nanos(MARKER_TTL) } else { 0 },
+            allow_atomic: is_full,
             allow_msg_counter: false,
             deny_delete: true,
-            first_sequence,
-            metadata: HashMap::from([(IDENTITY.to_owned(), identity)]),
+            deny_purge: false,
+            first_sequence: if is_full { first_sequence } else { 0 },
+            metadata,
             mirror: None,
             sources: None,
             subject_transform: None,
@@ -269,7 +351,7 @@ impl Settings {
 
     /// Refuses a bucket in which the promises can't be kept, naming the field.
     fn check(&self, op: Op<'_>, config: &Config) -> Result<Bucket> {
-        let fail = |field: &str, found: &dyn std::fmt::Display, wanted: &str| {
+        let fail = |field: &str, found: &dyn fmt::Display, wanted: &str| {
             let bucket = &config.bucket;
             let why = format!("bucket {bucket:?} has {field} {found}; it has to be {wanted}");
             Err(op.error(ErrorKind::Misconfigured).message(why))
@@ -309,25 +391,38 @@ impl Settings {
         if let Some(mode) = self.persist_mode.as_ref().filter(|mode| *mode != "default") {
             return fail("persist_mode", mode, "default");
         }
+        let expiry = match self.metadata.get(EXPIRY).map(String::as_str) {
+            None => Expiry::Server,
+            Some(CLIENTS) => Expiry::Clients,
+            Some(other) => {
+                let found = format!("{EXPIRY}={other}");
+                return fail("metadata", &found, &format!("without it, or {CLIENTS}"));
+            }
+        };
+        if expiry == Expiry::Clients && self.deny_purge {
+            return fail("deny_purge", &true, "false");
+        }
+        let allow_ttl = self.allow_msg_ttl || expiry == Expiry::Clients;
         for (field, found, wanted) in [
             ("discard_new_per_subject", self.discard_new_per_subject, false),
             ("no_ack", self.no_ack, false),
             ("sealed", self.sealed, false),
             ("allow_msg_counter", self.allow_msg_counter, false),
             ("allow_rollup_hdrs", self.allow_rollup_hdrs, true),
-            ("allow_msg_ttl", self.allow_msg_ttl, true),
+            ("allow_msg_ttl", allow_ttl, true),
         ] {
             if found != wanted {
                 return fail(field, &found, &wanted.to_string());
             }
         }
-        self.check_numbers(config, fail)
+        self.check_numbers(config, expiry, fail)
     }
 
     fn check_numbers(
         &self,
         config: &Config,
-        fail: impl Fn(&str, &dyn std::fmt::Display, &str) -> Result<Bucket>,
+        expiry: Expiry,
+        fail: impl Fn(&str, &dyn fmt::Display, &str) -> Result<Bucket>,
     ) -> Result<Bucket> {
         if self.max_msgs_per_subject != 1 {
             // When the newest of several runs out, the one before it comes back.
@@ -337,13 +432,17 @@ impl Settings {
             return fail("max_age", &format!("{:?}", Duration::from_nanos(self.max_age)), "0");
         }
         let marker = self.subject_delete_marker_ttl;
-        if marker == 0 || marker > nanos(MARKER_TTL) {
+        if expiry == Expiry::Server && (marker == 0 || marker > nanos(MARKER_TTL)) {
             return fail("subject_delete_marker_ttl", &format!("{marker}ns"), "1s");
         }
         if self.max_msg_size > 0 && self.max_msg_size < 1024 * 1024 {
             return fail("max_msg_size", &self.max_msg_size, "-1, or 1 MiB and more");
         }
-        if self.first_sequence < FIRST_SEQUENCE_MIN {
+        if expiry == Expiry::Clients && self.first_sequence > 1 {
+            let wanted = "0: NATS 2.10 loses such a stream when it is killed";
+            return fail("first_seq", &self.first_sequence, wanted);
+        }
+        if expiry == Expiry::Server && self.first_sequence < FIRST_SEQUENCE_MIN {
             let wanted = "the microseconds since 1970 when it was made";
             return fail("first_seq", &self.first_sequence, wanted);
         }
@@ -355,7 +454,8 @@ impl Settings {
         };
         Ok(Bucket {
             identity: identity.clone(),
-            atomic: self.allow_atomic,
+            atomic: self.allow_atomic && expiry == Expiry::Server,
+            expiry,
             storage: config.storage,
             replicas: self.num_replicas,
         })
@@ -368,18 +468,39 @@ pub(crate) fn expires_late(text: &str) -> bool {
     Version::parse(text).is_some_and(is_in)
 }
 
+/// Whether a server of this version has all that is needed in full.
+pub(crate) fn is_full(text: &str) -> bool {
+    Version::parse(text).is_some_and(|version| version >= FULL)
+}
+
 /// Refuses a server that is too old.
-fn check_version(op: Op<'_>, text: &str) -> Result<(), Error> {
-    let Version(major, minor, patch) = OLDEST;
+fn check_version(op: Op<'_>, text: &str) -> Result<Version, Error> {
     match Version::parse(text) {
-        Some(version) if version >= OLDEST => Ok(()),
+        Some(version) if version >= OLDEST => Ok(version),
         _ => {
             let why = format!(
-                "the server is NATS {text}; {major}.{minor}.{patch} or newer is needed: older ones \
-                 ignore a TTL, or a condition that a write depends on"
+                "the server is NATS {text}; {OLDEST} or newer is needed, and {FULL} or newer is \
+                 better"
             );
             Err(op.error(ErrorKind::Unsupported).message(why))
         }
+    }
+}
+
+/// Refuses a bucket whose records only a newer server ends.
+fn too_old_for(op: Op<'_>, config: &Config, version: Version) -> Error {
+    let bucket = &config.bucket;
+    let why = format!(
+        "the server is NATS {version}; bucket {bucket:?} was made for {FULL} or newer, which end its \
+         records; take such a server, or another bucket (bucket=…)"
+    );
+    op.error(ErrorKind::Unsupported).message(why)
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(major, minor, patch) = self;
+        write!(f, "{major}.{minor}.{patch}")
     }
 }
 
@@ -418,7 +539,7 @@ mod tests {
     }
 
     fn settings(config: &Config) -> Settings {
-        Settings::wanted(config, "id".to_owned(), now_micros())
+        Settings::wanted(config, Expiry::Server, "id".to_owned(), now_micros())
     }
 
     #[test]
@@ -426,11 +547,16 @@ mod tests {
         let op = Op::read("connect", "nats://a/orders");
         for good in ["2.11.7", "2.12.0-RC.1", "2.12.0", "v2.15.1", "3.0.0"] {
             check_version(op, good).expect(good);
+            assert!(is_full(good), "{good}");
         }
-        for bad in ["2.9.25", "2.10.26", "2.11.6", "2.11", "", "new"] {
+        for degraded in ["2.10.0", "2.10.26", "2.11.6"] {
+            check_version(op, degraded).expect(degraded);
+            assert!(!is_full(degraded), "{degraded}");
+        }
+        for bad in ["2.9.25", "1.4.1", "2.11", "", "new"] {
             let error = check_version(op, bad).expect_err(bad);
             assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(error.to_string().contains("2.11.7 or newer"), "{error}");
+            assert!(error.to_string().contains("2.10.0 or newer is needed"), "{error}");
         }
     }
 
@@ -450,7 +576,33 @@ mod tests {
             let config = config(url);
             let bucket = settings(&config).check(Op::read("connect", url), &config).expect("good");
             assert_eq!((bucket.identity.as_str(), bucket.atomic), ("id", true));
+            assert_eq!(bucket.expiry, Expiry::Server);
+            let old = Settings::wanted(&config, Expiry::Clients, "id".to_owned(), now_micros());
+            let bucket = old.check(Op::read("connect", url), &config).expect("good");
+            assert_eq!((bucket.expiry, bucket.atomic), (Expiry::Clients, false));
         }
+    }
+
+    #[test]
+    fn who_ends_the_records_is_read_from_the_bucket() {
+        let config = config("nats://a/orders");
+        let op = Op::read("connect", "x");
+        let mut other = settings(&config);
+        other.metadata.insert(EXPIRY.to_owned(), "nobody".to_owned());
+        let error = other.check(op, &config).expect_err("unknown");
+        assert!(error.to_string().contains("has metadata coord.expiry=nobody"), "{error}");
+        let mut old = Settings::wanted(&config, Expiry::Clients, "id".to_owned(), now_micros());
+        old.deny_purge = true;
+        let error = old.check(op, &config).expect_err("markers would stay");
+        assert!(error.to_string().contains("has deny_purge true"), "{error}");
+        old.deny_purge = false;
+        old.first_sequence = now_micros();
+        let error = old.check(op, &config).expect_err("2.10 would lose it");
+        assert!(error.to_string().contains("has first_seq "), "{error}");
+        old.first_sequence = 0;
+        // A newer server may allow atomic batches there: nothing else of the bucket is theirs.
+        old.allow_atomic = true;
+        assert!(!old.check(op, &config).expect("good").atomic);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Making the connection.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_nats::{ConnectOptions, Event, ServerAddr};
@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, watch as changes};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Client, Shared};
+use super::{Client, Expiry, Shared};
 use crate::config::{Config, Login};
 use crate::error::{Op, connect_error};
 
@@ -56,8 +56,9 @@ impl Client {
             tasks: TaskTracker::new(),
             denials,
             losses,
+            sample: Mutex::default(),
         };
-        Ok(Self { vendor, shared: Arc::new(shared) })
+        Ok(Self { vendor, shared: Arc::new(shared), expiry: Expiry::Server })
     }
 }
 

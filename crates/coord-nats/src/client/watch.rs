@@ -18,10 +18,11 @@ use futures::stream::{self, BoxStream, StreamExt};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch as changes};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Client, MARKER_REASON, OPERATION, is_removal};
+use super::expiry::{EXPIRED, End, Ends, TTL_MS, ttl_of};
+use super::{ASIDE, Client, Expiry, MARKER_REASON, OPERATION, apart, is_removal};
 use crate::error::Op;
 
 /// How often the server says that there is nothing to say, and after which silence it is away.
@@ -32,6 +33,8 @@ const INACTIVE_MAX: Duration = Duration::from_secs(10);
 /// How much later than its TTL the end of a record may come to be known, before it counts as
 /// missed.
 const GRACE: Duration = Duration::from_secs(5);
+/// How soon a record is looked at again that could not be ended.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The most events that wait for a reader; one more, and all are replaced by a snapshot.
 const EVENTS_MAX: usize = 1_024;
 /// How many of those the reader has at hand.
@@ -43,6 +46,10 @@ pub(crate) struct Update {
     pub(crate) subject: String,
     pub(crate) sequence: u64,
     pub(crate) what: What,
+    /// When it was written, by the server's clock, since 1970.
+    written: Duration,
+    /// How long it lives, where clients have to end it.
+    ttl: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -131,8 +138,11 @@ async fn run<T: Topic>(
     };
     let mut is_current = false;
     let mut deadlines = Deadlines::default();
+    let mut ends = Ends::default();
     loop {
-        if events.len() > EVENTS_MAX || (!is_current && subscription.is_current) {
+        // No snapshot shows what should be over and was not looked at yet.
+        let is_complete = subscription.is_current && ends.due(Instant::now()).is_none();
+        if events.len() > EVENTS_MAX || (!is_current && is_complete) {
             is_current = true;
             events.clear();
             match topic.snapshot().await {
@@ -149,7 +159,13 @@ async fn run<T: Topic>(
                 }
                 continue;
             }
-            step = subscription.next(op) => step,
+            () = come(ends.next()) => Ok(look_at(client, op, &mut ends).await),
+            step = subscription.next(op) => {
+                if let Ok(Some(update)) = &step {
+                    client.note_end(update, is_current, &mut ends);
+                }
+                step
+            }
         };
         let applied = match step {
             Ok(Some(update)) => deadlines.apply(update, &mut topic, events).await,
@@ -162,6 +178,58 @@ async fn run<T: Topic>(
         if !is_current {
             // What is seen before the snapshot is told by it.
             events.clear();
+        }
+    }
+}
+
+/// Waits until then; for ever where there is nothing to wait for.
+async fn come(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Looks at the record whose time should be over, and tells if it is.
+async fn look_at(client: &Client, op: Op<'_>, ends: &mut Ends) -> Option<Update> {
+    let (subject, sequence) = ends.due(Instant::now())?;
+    let again = match client.try_end(op, &subject, sequence).await {
+        Ok(End::Over) => {
+            ends.remove(&subject);
+            let (written, ttl) = (Duration::ZERO, None);
+            return Some(Update { subject, sequence, what: What::Expired, written, ttl });
+        }
+        Ok(End::In(left)) => left,
+        // What took its place is on its way here.
+        Ok(End::Replaced) => LOOK_AGAIN,
+        Err(error) => {
+            tracing::debug!(%error, %subject, "a record was not looked at");
+            LOOK_AGAIN
+        }
+    };
+    ends.set(&subject, Instant::now() + again, sequence);
+    None
+}
+
+impl Client {
+    /// Remembers when a record has to be looked at, where the server does not end it, and takes
+    /// away what others left behind.
+    fn note_end(&self, update: &Update, is_current: bool, ends: &mut Ends) {
+        if self.expiry == Expiry::Server {
+            return;
+        }
+        self.heard_of(update.written);
+        match (&update.what, update.ttl) {
+            (What::Put(_), Some(ttl)) => {
+                ends.set(&update.subject, self.local(update.written + ttl), update.sequence);
+            }
+            (What::Put(_), None) => ends.remove(&update.subject),
+            (What::Removed | What::Expired, _) => {
+                ends.remove(&update.subject);
+                if !is_current {
+                    self.forget_old(&update.subject, update.sequence, update.written, update.ttl);
+                }
+            }
         }
     }
 }
@@ -248,6 +316,9 @@ struct Created {
 impl Subscription {
     async fn open(client: &Client, op: Op<'_>, filter: String) -> Result<Self> {
         client.ready(op).await?;
+        if client.expiry == Expiry::Clients {
+            client.sample_time(op).await?;
+        }
         let losses = client.shared.losses();
         let inbox = client.vendor.new_inbox();
         let subscribe = client.vendor.subscribe(inbox.clone());
@@ -330,14 +401,16 @@ impl Subscription {
         }
         self.is_current |= place.pending == 0 || self.taken >= self.pending;
         let header = |name: &str| message.headers.as_ref()?.get(name).map(HeaderValue::as_str);
-        let what = if header(MARKER_REASON) == Some("MaxAge") {
+        let what = if header(MARKER_REASON) == Some("MaxAge") || header(EXPIRED).is_some() {
             What::Expired
         } else if header(MARKER_REASON).is_some() || header(OPERATION).is_some_and(is_removal) {
             What::Removed
         } else {
-            What::Put(message.payload)
+            What::Put(apart(message.payload.clone(), header(ASIDE)).0)
         };
-        Ok(Update { subject: message.subject.to_string(), sequence: place.sequence, what })
+        let ttl = header(TTL_MS).and_then(ttl_of);
+        let (subject, sequence) = (message.subject.to_string(), place.sequence);
+        Ok(Update { subject, sequence, what, written: place.written, ttl })
     }
 }
 
@@ -348,6 +421,8 @@ struct Place {
     sequence: u64,
     /// Among what the consumer has sent.
     number: u64,
+    /// When it was written, by the server's clock, since 1970.
+    written: Duration,
     /// How many wait behind it.
     pending: u64,
 }
@@ -366,6 +441,7 @@ impl Place {
         Some(Self {
             sequence: number(first)?,
             number: number(first + 1)?,
+            written: Duration::from_nanos(number(first + 2)?),
             pending: number(first + 3)?,
         })
     }
@@ -377,7 +453,8 @@ mod tests {
 
     #[test]
     fn a_message_says_where_it_stands() {
-        let place = Some(Place { sequence: 1_700, number: 2, pending: 0 });
+        let written = Duration::from_nanos(1_795_975_796_485_859_536);
+        let place = Some(Place { sequence: 1_700, number: 2, written, pending: 0 });
         assert_eq!(Place::parse("$JS.ACK.KV_t.w1.1.1700.2.1795975796485859536.0"), place);
         let long = "$JS.ACK.hub.ACCOUNT.KV_t.w1.1.1700.2.1795975796485859536.0.token";
         assert_eq!(Place::parse(long), place);
