@@ -63,13 +63,16 @@
 //!
 //! # What is not there yet
 //!
-//! A change of owner is published at once: there is no handoff yet, and no regions, singleton and
-//! downing. Every node stands for election unless its setting `candidate` is false.
+//! A change of owner is published at once: there is no handoff yet, and no regions and singleton;
+//! [`downing`], [`detector`] and [`poison`] are there as machines that nothing drives yet.
+//! Every node stands for election unless its setting `candidate` is false.
 //! `mass_failure_brake` is validated and not yet applied.
 
 mod cluster;
 mod commands;
 mod coordinator;
+pub mod detector;
+pub mod downing;
 mod duration;
 mod election;
 mod events;
@@ -77,6 +80,7 @@ mod follow;
 pub mod invariants;
 mod membership;
 mod observer;
+pub mod poison;
 mod record;
 mod settings;
 mod shared;

@@ -152,6 +152,13 @@ pub enum Unsatisfied {
         /// How many nodes.
         nodes: usize,
     },
+    /// Loads that are not numbers, infinite or negative; these shards count as if none was reported.
+    LoadUnusable {
+        /// How many shards.
+        shards: u64,
+        /// The first of them.
+        first: ShardId,
+    },
     /// A draining node keeps shards, since nobody else can take them.
     NotDrained {
         /// The node.
@@ -197,6 +204,12 @@ impl fmt::Display for Unsatisfied {
             }
             Self::Uneven { nodes } => {
                 write!(f, "{nodes} nodes are above or below their share")
+            }
+            Self::LoadUnusable { shards, first } => {
+                write!(
+                    f,
+                    "the loads of {shards} shards are no usable numbers, the first is shard {first}"
+                )
             }
             Self::NotDrained { node, places } => {
                 write!(f, "draining node {node} keeps {places} places that nobody else can take")

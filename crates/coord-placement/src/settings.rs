@@ -1,8 +1,11 @@
 //! What a plan has to respect besides balance.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use coord_core::{NodeId, ShardId, Version};
+
+use crate::load_aware::ShardLoads;
 
 /// How many steps the search for fewer moves may take, unless the settings say otherwise: some hundred
 /// milliseconds of one core.
@@ -29,6 +32,8 @@ pub struct PlanSettings {
     /// The most steps that the search for fewer moves may take. Steps, not time: the plan must not depend
     /// on how fast the machine is.
     pub work_limit: u64,
+    /// How much each shard has to do, for strategies that go by it; none for all the same.
+    pub loads: Option<Arc<ShardLoads>>,
 }
 
 impl Default for PlanSettings {
@@ -40,6 +45,7 @@ impl Default for PlanSettings {
             version: Version::ZERO,
             tolerance: 0,
             work_limit: WORK_LIMIT_DEFAULT,
+            loads: None,
         }
     }
 }
@@ -77,6 +83,13 @@ impl PlanSettings {
     #[must_use]
     pub fn with_tolerance(mut self, thousandths: u16) -> Self {
         self.tolerance = thousandths;
+        self
+    }
+
+    /// With these loads of the shards.
+    #[must_use]
+    pub fn with_loads(mut self, loads: Arc<ShardLoads>) -> Self {
+        self.loads = Some(loads);
         self
     }
 

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use common::{by_name, check_valid, id, node, nothing};
 use coord_core::{NodeId, ReplicationFactor, ShardCount, ShardId, Version};
 use coord_placement::{
-    Accepts, Assignment, Balanced, Candidate, ConsistentHash, PinProblem, PlacementStrategy, Plan,
-    PlanError, PlanSettings, Reason, Rendezvous, Unsatisfied,
+    Accepts, Assignment, Balanced, Candidate, ConsistentHash, LoadAware, PinProblem,
+    PlacementStrategy, Plan, PlanError, PlanSettings, Reason, Rendezvous, Unsatisfied,
 };
 use proptest::prelude::*;
 
@@ -18,6 +18,7 @@ fn strategies() -> Vec<Box<dyn PlacementStrategy>> {
         Box::new(ConsistentHash::new().with_virtual_nodes(20)),
         Box::new(ConsistentHash::new().with_virtual_nodes(20).with_bounded_load(Some(250))),
         Box::new(Rendezvous::new()),
+        Box::new(LoadAware::new().with_churn(1000)),
     ]
 }
 

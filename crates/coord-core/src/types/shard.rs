@@ -237,7 +237,7 @@ pub enum KeyHash {
 }
 
 /// The shard of a key under the default [`KeyHash`]. A string counts as its UTF-8 bytes, an integer as 8
-/// bytes, big-endian.
+/// bytes, big-endian. `docs/vectors` has keys and their shards for other languages to agree with.
 ///
 /// ```
 /// # use coord_core::{shard_of, ShardCount};

@@ -1,0 +1,39 @@
+//! Whether a node can be reached, judged from when its heartbeats came. Pure: `now` is an argument.
+//!
+//! A detector only suspects. What follows from its suspicion is decided elsewhere
+//! ([`downing`](crate::downing)), and nobody loses a shard by it alone.
+
+mod heartbeat_age;
+mod phi;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use coord_core::{Incarnation, Moment, NodeId};
+
+pub use self::heartbeat_age::HeartbeatAge;
+pub use self::phi::{PHI_MAX, PhiAccrual, PhiSettings};
+use crate::downing::Reach;
+
+/// Judges from heartbeats whether nodes can be reached.
+///
+/// An implementation keeps these rules: a node of which it never heard is [`Reach::Reachable`], since
+/// nothing speaks against it; the heartbeats of one run of a node say nothing of another run; a node
+/// that is silent becomes unreachable at some moment and stays so until it is heard again.
+pub trait FailureDetector: Debug + Send + Sync + 'static {
+    /// A heartbeat of this run of a node came. Another run than the last one starts anew.
+    fn on_heartbeat(&mut self, node: &NodeId, incarnation: Incarnation, now: Moment);
+
+    /// The node left: nothing is expected of it any more.
+    fn forget(&mut self, node: &NodeId);
+
+    /// For so long nobody could be heard, since this process was stalled or the store that brings the
+    /// heartbeats was away: that silence counts against nobody.
+    fn excuse(&mut self, silence: Duration);
+
+    /// Whether the node can be reached.
+    fn reach(&self, node: &NodeId, now: Moment) -> Reach;
+
+    /// When the next node that is reachable now becomes unreachable if nothing is heard of it.
+    fn next_change(&self, now: Moment) -> Option<Moment>;
+}

@@ -1,0 +1,53 @@
+//! Downing: in a network partition, which side goes on. Pure: `now` is an argument.
+//!
+//! ```text
+//!   FailureDetector ──► rows: whom each node reaches ─┐
+//!   `_cluster`      ──► members, ages, roles, status ─┼─► View ─► Downing ─► Step
+//!   calls           ──► is the store reachable? ──────┘              │
+//!                                                       Stay · Wait · AskLease · ReleaseLease
+//!                                                       Down(these) · DownSelf(why)
+//! ```
+//!
+//! Both sides of a partition decide alone and have to come to the same answer. So a decision depends
+//! only on what both have seen alike: the members before the partition, their ages and roles. Ties
+//! are broken by the lowest name. Where the two may have seen different things (a node that was just
+//! joining or leaving), a side that can't be sure goes down: no survivor is a restart, two survivors
+//! are a split brain.
+//!
+//! **Ages** are versions of the `_cluster` table, so no clock takes part.
+//!
+//! **Partial connectivity.** Some pairs of nodes may not reach each other although both reach a third.
+//! Where nodes share what they reach ([`View::with_row`]), everybody in such a group cuts the same few
+//! nodes out of it, so that all who stay reach each other; those go down, and the strategy decides
+//! with the rest. Where a node knows only its own row it can't see this, and two majorities that
+//! overlap may each down nodes of the other: then only [`Strategy::LeaseMajority`] keeps to one side.
+//!
+//! **What downing does not have to guarantee.** That no shard has two hosts (§7 of the design) rests
+//! on fences and on every node's own deadline, never on the speed or the correctness of these
+//! decisions. Downing is there so that a partition ends with one working cluster.
+//!
+//! Reading order: [`DowningSettings`] and [`Strategy`], [`View`], [`Posture`], [`Downing`]. The
+//! choice of a strategy is the subject of `docs/downing.md`.
+//!
+//! # Sources
+//! The strategies, their names and the defaults (stable after 20 s, down all when unstable for three
+//! quarters of that, two seconds for the minority, release after 40 s) are those of the Split Brain
+//! Resolver of Akka and Pekko (`docs/src/main/paradox/split-brain-resolver.md` in apache/pekko); the
+//! referee is from Lightbend's older commercial one. The way nodes are cut out of a group that is only
+//! partly connected is ours.
+
+mod machine;
+mod posture;
+mod settings;
+mod sides;
+mod stability;
+mod strategy;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use machine::{Downing, LeaseAnswer, Step, Why};
+pub use posture::{Posture, Reach};
+pub use settings::{DowningSettings, Strategy, Unstable};
+pub use strategy::Warning;
+pub use view::{Member, View};

@@ -1,0 +1,355 @@
+//! From what is reachable to what is to be done. Pure: `now` is an argument.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use coord_core::{Moment, NodeId, NodeStatus, Result};
+
+use super::posture::{Posture, Reach};
+use super::settings::{DowningSettings, Strategy};
+use super::sides::Sides;
+use super::stability::{Calm, Stability};
+use super::strategy::{Verdict, Warning, is_formed, judge, keeps, warnings};
+use super::view::View;
+
+/// How long after a request for the lease that got no answer the next one follows.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// What is to be done now.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Step {
+    /// Nothing; ask again when something changed.
+    Stay,
+    /// Nothing; ask again then, or when something changed.
+    Wait(Moment),
+    /// Ask for the lease of downing, once and without waiting for a turn, and tell
+    /// [`Downing::on_lease`]. While it is held somebody has to renew it.
+    AskLease,
+    /// Give the lease back, and tell [`Downing::on_lease_gone`] whatever became of it.
+    ReleaseLease,
+    /// This side goes on: have these nodes declared failed. It is said again after `stable_after` while
+    /// they are still members.
+    Down(BTreeSet<NodeId>),
+    /// This node goes down: it stops its regions and its coordinator, and may join again as a new
+    /// incarnation, with a new machine. Nothing else follows. A lease that it still has is left to its TTL.
+    DownSelf(Why),
+}
+
+/// Why a node goes down.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// The strategy keeps the other side, or nobody.
+    OtherSide,
+    /// Its own side goes on without it: it reaches only some of those who reach it.
+    PartlyConnected,
+    /// The other side has the lease.
+    LeaseHeld,
+    /// The store of the lease gave no answer for too long.
+    LeaseUnknown,
+    /// Reachability went on changing for too long.
+    Unstable,
+    /// The others declared it failed.
+    DeclaredFailed,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OtherSide => "this side of the partition does not go on",
+            Self::PartlyConnected => "this node reaches only some of its side",
+            Self::LeaseHeld => "the other side holds the lease",
+            Self::LeaseUnknown => "the store of the lease gave no answer",
+            Self::Unstable => "reachability goes on changing",
+            Self::DeclaredFailed => "this node was declared failed",
+        })
+    }
+}
+
+/// What became of a request for the lease.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseAnswer {
+    /// This node has it.
+    Acquired,
+    /// This one has it.
+    HeldBy(NodeId),
+    /// Nobody knows: the store did not answer.
+    Unknown,
+}
+
+/// The downing of one node, from one run of it to its end.
+#[derive(Clone, Debug)]
+pub struct Downing {
+    settings: DowningSettings,
+    stability: Stability,
+    view: Option<View>,
+    store: Reach,
+    /// Whether a quorum that the strategy asks for was there once.
+    formed: bool,
+    phase: Phase,
+    lease: Option<Held>,
+    asking: bool,
+}
+
+/// The lease that this node has.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// When it was won, or used.
+    since: Moment,
+    /// Whether somebody was downed under it.
+    used: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Watching,
+    /// It asks for the lease, at this moment and until that.
+    Asking {
+        at: Moment,
+        until: Moment,
+    },
+    /// The lease is with this side.
+    Won,
+    /// These were downed, at this moment the last time.
+    Decided {
+        downed: BTreeSet<NodeId>,
+        at: Moment,
+    },
+    Down(Why),
+}
+
+impl Downing {
+    /// A machine with these settings.
+    ///
+    /// # Errors
+    /// As [`DowningSettings::validate`].
+    pub fn new(settings: DowningSettings) -> Result<Self> {
+        settings.validate()?;
+        Ok(Self {
+            stability: Stability::new(settings.stable_after, settings.unrest_limit()),
+            settings,
+            view: None,
+            store: Reach::Reachable,
+            formed: false,
+            phase: Phase::Watching,
+            lease: None,
+            asking: false,
+        })
+    }
+
+    /// Members or reachability may have changed.
+    pub fn on_view(&mut self, view: View, now: Moment) {
+        self.formed |= is_formed(&self.settings, &view);
+        let changed = self.view.as_ref().is_none_or(|old| old.essence() != view.essence());
+        let me = view.member(view.me()).map(|me| me.status);
+        self.view = Some(view);
+        if matches!(self.phase, Phase::Down(_)) {
+            return;
+        }
+        if matches!(me, Some(NodeStatus::Failed | NodeStatus::Deleted)) {
+            self.phase = Phase::Down(Why::DeclaredFailed);
+            return;
+        }
+        let losers = self.sides().map(|sides| sides.losers()).unwrap_or_default();
+        match &self.phase {
+            _ if losers.is_empty() => {
+                self.stability.on_quiet();
+                self.phase = Phase::Watching;
+            }
+            // The verdict stands while it is carried out.
+            Phase::Decided { downed, .. } if losers.is_subset(downed) => {}
+            _ if changed => {
+                self.stability.on_change(now);
+                self.phase = Phase::Watching;
+            }
+            _ => {}
+        }
+    }
+
+    /// The store answers again, or has not answered for a third of a TTL. Whoever was cut off from it
+    /// looks at it for `stable_after` before it decides: the verdict of the others may be there.
+    pub fn on_store(&mut self, store: Reach, now: Moment) {
+        let back = store == Reach::Reachable && self.store != store;
+        self.store = store;
+        if back && !matches!(self.phase, Phase::Down(_) | Phase::Decided { .. }) {
+            self.stability.restart(now);
+            self.phase = Phase::Watching;
+        }
+    }
+
+    /// This process was stalled for so long: what it sees is so much older than it seems.
+    pub fn on_stall(&mut self, stalled: Duration) {
+        self.stability.on_stall(stalled);
+        if let Phase::Asking { at, until } = &mut self.phase {
+            *at = at.plus(stalled);
+            *until = until.plus(stalled);
+        }
+    }
+
+    /// What became of [`Step::AskLease`].
+    pub fn on_lease(&mut self, answer: &LeaseAnswer, now: Moment) {
+        self.asking = false;
+        if *answer == LeaseAnswer::Acquired {
+            self.lease = Some(Held { since: now, used: false });
+        }
+        // After a change of the view it is another question.
+        let Phase::Asking { at, .. } = &mut self.phase else { return };
+        match answer {
+            LeaseAnswer::Acquired => self.phase = Phase::Won,
+            LeaseAnswer::HeldBy(node) => {
+                let ours = self.sides().is_some_and(|sides| sides.is_mine(node));
+                self.phase = if ours { Phase::Won } else { Phase::Down(Why::LeaseHeld) };
+            }
+            LeaseAnswer::Unknown => *at = now.plus(ASK_AGAIN),
+        }
+    }
+
+    /// The lease that this node had was lost or given back, or giving it back failed.
+    pub fn on_lease_gone(&mut self) {
+        self.lease = None;
+    }
+
+    /// What can be reached, and what that means.
+    #[must_use]
+    pub fn posture(&self) -> Posture {
+        let whole = self.sides().is_none_or(|sides| sides.is_whole());
+        let peers = if whole { Reach::Reachable } else { Reach::Unreachable };
+        Posture::of(peers, self.store)
+    }
+
+    /// What is wrong with the settings for the members that there are.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<Warning> {
+        self.view.as_ref().map(|view| warnings(&self.settings, view)).unwrap_or_default()
+    }
+
+    /// What is to be done now.
+    pub fn next(&mut self, now: Moment) -> Step {
+        if let Phase::Down(why) = self.phase {
+            return Step::DownSelf(why);
+        }
+        if self.is_lease_over(now) {
+            return Step::ReleaseLease;
+        }
+        let step = self.decide(now);
+        match (step, self.lease_ends()) {
+            (Step::Stay, Some(end)) => Step::Wait(end),
+            (Step::Wait(until), Some(end)) => Step::Wait(until.min(end)),
+            (step, _) => step,
+        }
+    }
+
+    fn decide(&mut self, now: Moment) -> Step {
+        let posture = self.posture();
+        match &mut self.phase {
+            _ if matches!(posture, Posture::Normal | Posture::Frozen) => return Step::Stay,
+            Phase::Decided { at, .. } => {
+                let again = at.plus(self.settings.stable_after);
+                if now < again {
+                    return Step::Wait(again);
+                }
+                return self.down_losers(posture, now);
+            }
+            Phase::Won => return self.down_losers(posture, now),
+            Phase::Asking { at, until } => {
+                let (at, until) = (*at, *until);
+                return self.ask(posture, at, until, now);
+            }
+            Phase::Watching | Phase::Down(_) => {}
+        }
+        let since = match self.stability.calm(now) {
+            None => return Step::Stay,
+            Some(Calm::NotYet(until)) => return Step::Wait(until),
+            Some(Calm::Never) => return self.down_self(Why::Unstable),
+            Some(Calm::Since(since)) => since,
+        };
+        if !self.formed {
+            return Step::Stay;
+        }
+        let Some(sides) = self.sides() else { return Step::Stay };
+        let verdict = judge(&self.settings, &sides);
+        let partly = self.view.as_ref().is_some_and(|view| !sides.is_mine(view.me()));
+        match verdict {
+            _ if partly => self.down_self(Why::PartlyConnected),
+            Verdict::GoesDown => self.down_self(Why::OtherSide),
+            Verdict::GoesOn => self.down_losers(posture, now),
+            Verdict::Lease { .. } if self.lease.is_some() => {
+                self.phase = Phase::Won;
+                self.down_losers(posture, now)
+            }
+            Verdict::Lease { majority } => {
+                let Strategy::LeaseMajority { minority_delay, patience, .. } =
+                    self.settings.strategy
+                else {
+                    return Step::Stay;
+                };
+                let delay = if majority { Duration::ZERO } else { minority_delay };
+                let at = since.plus(self.settings.stable_after).max(now).plus(delay);
+                let until = at.plus(patience);
+                self.phase = Phase::Asking { at, until };
+                self.ask(posture, at, until, now)
+            }
+        }
+    }
+
+    fn ask(&mut self, posture: Posture, at: Moment, until: Moment, now: Moment) -> Step {
+        if posture == Posture::Isolated {
+            return Step::Stay;
+        }
+        if now >= until {
+            return self.down_self(Why::LeaseUnknown);
+        }
+        if self.asking {
+            return Step::Wait(until);
+        }
+        if now < at {
+            return Step::Wait(at.min(until));
+        }
+        self.asking = true;
+        Step::AskLease
+    }
+
+    fn down_losers(&mut self, posture: Posture, now: Moment) -> Step {
+        // A verdict is a write.
+        if posture == Posture::Isolated {
+            return Step::Stay;
+        }
+        let losers = self.sides().map(|sides| sides.losers()).unwrap_or_default();
+        if let (false, Some(held)) = (matches!(self.phase, Phase::Decided { .. }), &mut self.lease)
+        {
+            *held = Held { since: now, used: true };
+        }
+        self.phase = Phase::Decided { downed: losers.clone(), at: now };
+        Step::Down(losers)
+    }
+
+    fn down_self(&mut self, why: Why) -> Step {
+        self.phase = Phase::Down(why);
+        Step::DownSelf(why)
+    }
+
+    /// None if this node is no member that counts, and so has nothing to decide.
+    fn sides(&self) -> Option<Sides<'_>> {
+        let view = self.view.as_ref().filter(|view| view.is_counted(view.me()))?;
+        Some(Sides::of(view, self.settings.role.as_ref(), keeps(&self.settings.strategy)))
+    }
+
+    /// The winner keeps the lease for a while, so that the other side, which may ask late, does not get
+    /// it. One that was won for nothing, since all is well again, is given back at once.
+    fn is_lease_over(&self, now: Moment) -> bool {
+        let Some(held) = self.lease else { return false };
+        let idle = self.phase == Phase::Watching && self.stability.calm(now).is_none();
+        (idle && !held.used) || self.lease_ends().is_some_and(|end| now >= end)
+    }
+
+    fn lease_ends(&self) -> Option<Moment> {
+        let Strategy::LeaseMajority { release_after, .. } = self.settings.strategy else {
+            return None;
+        };
+        Some(self.lease?.since.plus(release_after))
+    }
+}

@@ -1,0 +1,47 @@
+//! {Are the peers reachable?} × {is the store reachable?}: four outcomes.
+
+/// Whether something can be reached.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// It can.
+    #[default]
+    Reachable,
+    /// It can't. For the peers: at least one member. For the store: no call of this process has
+    /// succeeded for a third of a TTL.
+    Unreachable,
+}
+
+/// What a node makes of who can be reached.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Posture {
+    /// Peers and store are there: business as usual.
+    Normal,
+    /// The peers are there, the store is away. The view is frozen: nobody is declared failed for the
+    /// silence of the store, and nobody is downed. What is hosted works on until the node's own
+    /// registration runs out; new allocations wait.
+    Frozen,
+    /// The store is there, peers are not: a partition among the nodes, or nodes that died. The
+    /// strategy decides, once things are stable. The side that goes on has the others evicted; whoever is
+    /// on the other side goes down by its own decision, or when it reads the verdict in the store.
+    Split,
+    /// Neither is there. This node may be cut off alone, or everything may be down. It can't write a
+    /// verdict, so it downs nobody else and asks for no lease. If the strategy gives its side up, it goes
+    /// down; else it holds on until the store is back or its own registration runs out, at which its
+    /// exclusive shards stop.
+    Isolated,
+}
+
+impl Posture {
+    /// The outcome for what can be reached.
+    #[must_use]
+    pub const fn of(peers: Reach, store: Reach) -> Self {
+        match (peers, store) {
+            (Reach::Reachable, Reach::Reachable) => Self::Normal,
+            (Reach::Reachable, Reach::Unreachable) => Self::Frozen,
+            (Reach::Unreachable, Reach::Reachable) => Self::Split,
+            (Reach::Unreachable, Reach::Unreachable) => Self::Isolated,
+        }
+    }
+}

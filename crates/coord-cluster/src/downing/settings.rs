@@ -1,0 +1,270 @@
+//! Which strategy, and its times.
+
+use std::time::Duration;
+
+use coord_core::{Error, Label, NodeId, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::duration;
+
+/// How a side of a partition finds out whether it goes on. The same on all nodes, or two sides may.
+#[non_exhaustive]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Strategy {
+    /// The side with more members; of two equal ones the side of the lowest name. With three sides and
+    /// no majority nobody goes on.
+    #[default]
+    KeepMajority,
+    /// The side of the oldest member.
+    KeepOldest {
+        /// Unless the oldest is alone against two or more, which then go on without it; true.
+        #[serde(default = "yes")]
+        down_if_alone: bool,
+    },
+    /// A side with at least so many members. It has no answer, and all go down, while there are more
+    /// than 2 × quorum − 1 members. Until the quorum was there once, nobody is downed.
+    StaticQuorum {
+        /// How many, at least 1.
+        quorum: u32,
+    },
+    /// The side of this node. Without it nobody goes on.
+    KeepReferee {
+        /// The node.
+        referee: NodeId,
+    },
+    /// The side that gets a lease. The side that [`Self::KeepMajority`] would keep asks first.
+    LeaseMajority {
+        /// How much later the other side asks; 2 s.
+        #[serde(with = "duration", default = "minority_delay")]
+        minority_delay: Duration,
+        /// How long a side asks a store that gives no answer, before it goes down; 10 s.
+        #[serde(with = "duration", default = "patience")]
+        patience: Duration,
+        /// How long the winner keeps the lease, so that the other side does not get it after all; 40 s.
+        #[serde(with = "duration", default = "release_after")]
+        release_after: Duration,
+    },
+    /// Nobody. For networks whose failures can't be told apart.
+    DownAll,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn minority_delay() -> Duration {
+    Duration::from_secs(2)
+}
+
+fn patience() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn release_after() -> Duration {
+    Duration::from_secs(40)
+}
+
+impl Strategy {
+    /// [`Self::KeepOldest`], which does not insist on an oldest that is alone.
+    #[must_use]
+    pub fn keep_oldest() -> Self {
+        Self::KeepOldest { down_if_alone: true }
+    }
+
+    /// [`Self::LeaseMajority`] with its default times.
+    #[must_use]
+    pub fn lease_majority() -> Self {
+        Self::LeaseMajority {
+            minority_delay: minority_delay(),
+            patience: patience(),
+            release_after: release_after(),
+        }
+    }
+}
+
+/// What happens when reachability goes on changing, so that there is never a quiet moment to decide in.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unstable {
+    /// All go down three quarters of `stable_after` after the first moment at which a decision was
+    /// possible.
+    #[default]
+    Auto,
+    /// All go down so much after that moment.
+    #[serde(with = "duration")]
+    After(Duration),
+    /// The decision waits as long as it takes.
+    Off,
+}
+
+/// The settings of downing. The same on all nodes.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DowningSettings {
+    /// Which side goes on; `KeepMajority`.
+    pub strategy: Strategy,
+    /// For how long members and reachability must have been the same before a decision; 20 s. About 7 s
+    /// is the least for 5 nodes, 30 s for 1,000.
+    #[serde(with = "duration")]
+    pub stable_after: Duration,
+    /// What happens when that never comes.
+    pub down_all_when_unstable: Unstable,
+    /// If set, only members with this role count; those without it follow the side they are on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<Label>,
+}
+
+impl Default for DowningSettings {
+    fn default() -> Self {
+        Self {
+            strategy: Strategy::default(),
+            stable_after: Duration::from_secs(20),
+            down_all_when_unstable: Unstable::default(),
+            role: None,
+        }
+    }
+}
+
+impl DowningSettings {
+    /// The defaults, with this strategy.
+    #[must_use]
+    pub fn new(strategy: Strategy) -> Self {
+        Self { strategy, ..Self::default() }
+    }
+
+    /// With this time of quiet before a decision.
+    #[must_use]
+    pub fn with_stable_after(mut self, stable_after: Duration) -> Self {
+        self.stable_after = stable_after;
+        self
+    }
+
+    /// With this answer to unrest.
+    #[must_use]
+    pub fn with_down_all_when_unstable(mut self, unstable: Unstable) -> Self {
+        self.down_all_when_unstable = unstable;
+        self
+    }
+
+    /// Counting only members with this role.
+    #[must_use]
+    pub fn with_role(mut self, role: Label) -> Self {
+        self.role = Some(role);
+        self
+    }
+
+    /// How long after `stable_after` unrest is borne, if there is an end to it.
+    #[must_use]
+    pub fn unrest_limit(&self) -> Option<Duration> {
+        match self.down_all_when_unstable {
+            Unstable::Auto => Some(self.stable_after * 3 / 4),
+            Unstable::After(limit) => Some(limit),
+            Unstable::Off => None,
+        }
+    }
+
+    /// Checks all of them together.
+    ///
+    /// # Errors
+    /// `Invalid`, one error that names every contradiction.
+    pub fn validate(&self) -> Result<()> {
+        let mut faults = Vec::new();
+        if self.stable_after.is_zero() {
+            faults.push("stable_after is 0".to_owned());
+        }
+        if self.down_all_when_unstable == Unstable::After(Duration::ZERO) {
+            faults.push("down_all_when_unstable is 0; leave it out, or write \"off\"".to_owned());
+        }
+        match &self.strategy {
+            Strategy::StaticQuorum { quorum: 0 } => {
+                faults.push("quorum is 0; it is at least 1".to_owned());
+            }
+            Strategy::LeaseMajority { minority_delay, patience, release_after } => {
+                // The loser asks at the latest when its unrest and its patience are over. The winner,
+                // who may have asked at once, must still hold the lease then.
+                match self.unrest_limit() {
+                    None => faults.push(
+                        "down_all_when_unstable is off: with a lease each side has to decide in time"
+                            .to_owned(),
+                    ),
+                    Some(limit) => {
+                        let latest = limit.saturating_add(*minority_delay).saturating_add(*patience);
+                        if latest >= *release_after {
+                            faults.push(format!(
+                                "release_after {release_after:?} is not above down_all_when_unstable \
+                                 {limit:?} + minority_delay {minority_delay:?} + patience {patience:?}"
+                            ));
+                        }
+                    }
+                }
+                if patience.is_zero() {
+                    faults.push("patience is 0".to_owned());
+                }
+            }
+            _ => {}
+        }
+        if faults.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid("validate downing settings", faults.join("; ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_of_all_strategies_are_valid() {
+        for strategy in [
+            Strategy::KeepMajority,
+            Strategy::keep_oldest(),
+            Strategy::StaticQuorum { quorum: 3 },
+            Strategy::KeepReferee { referee: NodeId::new("n1").expect("name") },
+            Strategy::lease_majority(),
+            Strategy::DownAll,
+        ] {
+            let settings = DowningSettings::new(strategy);
+            settings.validate().expect("valid");
+            assert_eq!(settings.unrest_limit(), Some(Duration::from_secs(15)));
+            let text = toml::to_string(&settings).expect("written");
+            assert_eq!(toml::from_str::<DowningSettings>(&text).expect(&text), settings, "{text}");
+        }
+    }
+
+    #[test]
+    fn settings_are_read_from_toml_and_unknown_ones_refused() {
+        let text = "stable_after = '7s'\nrole = 'core'\ndown_all_when_unstable = 'off'\n\
+                    strategy = { kind = 'keep-oldest' }";
+        let read: DowningSettings = toml::from_str(text).expect("valid");
+        let role = Label::new("core").expect("label");
+        let expected = DowningSettings::new(Strategy::keep_oldest())
+            .with_stable_after(Duration::from_secs(7))
+            .with_down_all_when_unstable(Unstable::Off)
+            .with_role(role);
+        assert_eq!(read, expected);
+        for bad in ["stabel_after = '7s'", "strategy = { kind = 'keep-youngest' }"] {
+            assert!(toml::from_str::<DowningSettings>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_contradiction_is_named_in_one_error() {
+        let settings = DowningSettings::new(Strategy::StaticQuorum { quorum: 0 })
+            .with_stable_after(Duration::ZERO)
+            .with_down_all_when_unstable(Unstable::After(Duration::ZERO));
+        let why = settings.validate().expect_err("three faults").to_string();
+        for part in ["stable_after is 0", "down_all_when_unstable is 0", "quorum is 0"] {
+            assert!(why.contains(part), "{why}");
+        }
+        let lease = DowningSettings::new(Strategy::lease_majority());
+        let endless = lease.clone().with_down_all_when_unstable(Unstable::Off);
+        assert!(endless.validate().is_err());
+        let late = lease.with_stable_after(Duration::from_secs(60));
+        let why = late.validate().expect_err("45 + 2 + 10 s is more than 40 s").to_string();
+        assert!(why.contains("release_after 40s is not above"), "{why}");
+    }
+}

@@ -1,0 +1,611 @@
+//! Every split of small clusters, every strategy, and the course of single decisions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use coord_core::{Label, Moment, NodeId, NodeStatus, Version};
+use proptest::prelude::{
+    ProptestConfig, any, prop, prop_assert, prop_assert_eq, prop_assume, proptest,
+};
+use proptest::strategy::Strategy as Generator;
+
+use super::sides::Sides;
+use super::strategy::{Verdict, judge, keeps};
+use super::*;
+
+const NODES_MAX: usize = 9;
+
+fn at(seconds: u64) -> Moment {
+    Moment::from_origin(Duration::from_secs(seconds))
+}
+
+fn id(n: usize) -> NodeId {
+    NodeId::new(format!("n{n}")).expect("name")
+}
+
+fn role() -> Label {
+    Label::new("core").expect("label")
+}
+
+fn member(n: usize, age: u64) -> Member {
+    Member::new(id(n), Version::new(age))
+}
+
+fn crowd(count: usize) -> Vec<Member> {
+    (0..count).map(|n| member(n, n as u64)).collect()
+}
+
+fn strategies(nodes: usize) -> Vec<Strategy> {
+    let mut all = vec![
+        Strategy::KeepMajority,
+        Strategy::keep_oldest(),
+        Strategy::KeepOldest { down_if_alone: false },
+        Strategy::DownAll,
+    ];
+    all.extend((1..=5).map(|quorum| Strategy::StaticQuorum { quorum }));
+    all.extend((0..=nodes).map(|n| Strategy::KeepReferee { referee: id(n) }));
+    all
+}
+
+fn verdict(settings: &DowningSettings, view: &View) -> Option<Verdict> {
+    let sides = Sides::of(view, settings.role.as_ref(), keeps(&settings.strategy));
+    sides.is_mine(view.me()).then(|| judge(settings, &sides))
+}
+
+/// What a node on `side` decides, when it reaches exactly that side.
+fn decides(settings: &DowningSettings, members: &[Member], me: &NodeId, side: &[NodeId]) -> bool {
+    let all = members.iter().map(|member| member.id.clone());
+    let gone = all.filter(|id| !side.contains(id)).collect::<Vec<_>>();
+    let view = View::new(me.clone(), members.to_vec()).with_unreachable(gone);
+    verdict(settings, &view) == Some(Verdict::GoesOn)
+}
+
+/// Which side goes on, worked out by somebody who sees both: none, or its index.
+fn arbiter(settings: &DowningSettings, members: &[Member], sides: &[Vec<NodeId>]) -> Option<usize> {
+    let counted =
+        |member: &&Member| settings.role.as_ref().is_none_or(|role| member.roles.contains(role));
+    let voters: Vec<&Member> = members.iter().filter(counted).collect();
+    let votes = |side: &Vec<NodeId>| voters.iter().filter(|m| side.contains(&m.id)).count();
+    let side_of = |id: &NodeId| sides.iter().position(|side| side.contains(id));
+    match &settings.strategy {
+        Strategy::KeepMajority | Strategy::LeaseMajority { .. } => {
+            let lowest = side_of(&voters.iter().min_by_key(|m| &m.id)?.id)?;
+            (0..sides.len()).find(|&n| {
+                votes(&sides[n]) * 2 > voters.len()
+                    || votes(&sides[n]) * 2 == voters.len() && n == lowest
+            })
+        }
+        Strategy::KeepOldest { down_if_alone } => {
+            let oldest = side_of(&voters.iter().min_by_key(|m| (m.since, &m.id))?.id)?;
+            let rest = voters.len() - votes(&sides[oldest]);
+            if !(*down_if_alone && votes(&sides[oldest]) == 1 && rest >= 2) {
+                return Some(oldest);
+            }
+            (0..sides.len()).find(|&n| n != oldest && votes(&sides[n]) == rest)
+        }
+        Strategy::StaticQuorum { quorum } => {
+            let quorum = *quorum as usize;
+            let fits = voters.len() < 2 * quorum;
+            (0..sides.len()).find(|&n| fits && votes(&sides[n]) >= quorum)
+        }
+        Strategy::KeepReferee { referee } => side_of(referee),
+        Strategy::DownAll => None,
+    }
+}
+
+fn a_crowd() -> impl Generator<Value = Vec<Member>> {
+    let one = (0_u64..6, any::<bool>());
+    prop::collection::vec(one, 1..=NODES_MAX).prop_map(|ages| {
+        let crowd = ages.into_iter().enumerate().map(|(n, (age, has_role))| {
+            let roles = if has_role { BTreeSet::from([role()]) } else { BTreeSet::new() };
+            member(n, age).with_roles(roles)
+        });
+        crowd.collect()
+    })
+}
+
+fn settings(strategy: &Strategy, by_role: bool) -> DowningSettings {
+    let settings = DowningSettings::new(strategy.clone());
+    if by_role { settings.with_role(role()) } else { settings }
+}
+
+/// Both halves of the split that `mask` describes.
+fn halves(nodes: usize, mask: usize) -> Vec<Vec<NodeId>> {
+    let half = |side| (0..nodes).filter(|n| (mask >> n & 1 == 1) == side).map(id).collect();
+    [half(true), half(false)].into_iter().filter(|side: &Vec<NodeId>| !side.is_empty()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Each node of each side of each split in two says what the arbiter says: so at most one side goes
+    /// on, and both agree which.
+    #[test]
+    fn of_every_split_in_two_both_sides_say_the_same(members in a_crowd(), by_role in any::<bool>()) {
+        let nodes = members.len();
+        for strategy in strategies(nodes).into_iter().chain([Strategy::lease_majority()]) {
+            let settings = settings(&strategy, by_role);
+            for mask in 0..1_usize << (nodes - 1) {
+                let sides = halves(nodes, mask);
+                let expected = arbiter(&settings, &members, &sides);
+                for (n, side) in sides.iter().enumerate() {
+                    // A side's nodes share their view but for whose it is.
+                    for me in [&side[0], &side[side.len() - 1]] {
+                        let gone = members.iter().map(|m| m.id.clone());
+                        let gone = gone.filter(|id| !side.contains(id)).collect::<Vec<_>>();
+                        let view = View::new(me.clone(), members.clone()).with_unreachable(gone);
+                        let found = match verdict(&settings, &view).expect("on its own side") {
+                            Verdict::GoesOn => true,
+                            Verdict::GoesDown => false,
+                            Verdict::Lease { majority } => majority,
+                        };
+                        prop_assert_eq!(
+                            found, expected == Some(n),
+                            "{:?} of {:?}: {} of {:?}", strategy, members, me, sides
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Splits in any number of parts: at most one goes on, and it is the arbiter's.
+    #[test]
+    fn of_any_number_of_sides_at_most_one_goes_on(
+        members in a_crowd(),
+        parts in prop::collection::vec(0_usize..5, NODES_MAX),
+        by_role in any::<bool>(),
+    ) {
+        let mut sides: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
+        for (n, member) in members.iter().enumerate() {
+            sides.entry(parts[n]).or_default().push(member.id.clone());
+        }
+        let sides: Vec<Vec<NodeId>> = sides.into_values().collect();
+        for strategy in strategies(members.len()) {
+            let settings = settings(&strategy, by_role);
+            let expected = arbiter(&settings, &members, &sides);
+            for (n, side) in sides.iter().enumerate() {
+                for me in side {
+                    prop_assert_eq!(
+                        decides(&settings, &members, me, side), expected == Some(n),
+                        "{:?} of {:?}: {} of {:?}", strategy, members, me, sides
+                    );
+                }
+            }
+        }
+    }
+
+    /// The sides may have seen different things just before they parted: on the leader's side joining
+    /// nodes became Active, and draining ones left. Nobody is sure, and still two never go on.
+    #[test]
+    fn changes_that_one_side_missed_never_make_two_survivors(
+        members in a_crowd(),
+        joining in prop::collection::vec(any::<bool>(), NODES_MAX),
+        draining in prop::collection::vec(any::<bool>(), NODES_MAX),
+        mask in 0_usize..1 << NODES_MAX,
+        seen in prop::collection::vec(any::<bool>(), NODES_MAX),
+        leads in 0_usize..2,
+        by_role in any::<bool>(),
+    ) {
+        let sides = halves(members.len(), mask);
+        for strategy in strategies(members.len()) {
+            let settings = settings(&strategy, by_role);
+            // The majority is taken of those who were there, the leaving ones included: who misses a
+            // departure is cut off from the store, and downs nobody.
+            let may_leave = strategy != Strategy::KeepMajority;
+            let mut survivors = 0;
+            for (s, side) in sides.iter().enumerate() {
+                let known: Vec<Member> = members
+                    .iter()
+                    .enumerate()
+                    .filter(|(n, _)| {
+                        joining[*n] || !(draining[*n] && may_leave && s == leads && seen[*n])
+                    })
+                    .map(|(n, member)| {
+                        let status = if joining[n] {
+                            let promoted = s == leads && side.contains(&member.id) && seen[n];
+                            if promoted { NodeStatus::Active } else { NodeStatus::Discovered }
+                        } else if draining[n] {
+                            NodeStatus::Draining
+                        } else {
+                            NodeStatus::Active
+                        };
+                        // Who becomes Active is younger than all who are.
+                        let since = member.since.get() + if joining[n] { 100 } else { 0 };
+                        Member { since: Version::new(since), ..member.clone().with_status(status) }
+                    })
+                    .collect();
+                survivors += usize::from(side.iter().any(|me| decides(&settings, &known, me, side)));
+            }
+            prop_assert!(survivors <= 1, "{strategy:?}, {sides:?}");
+        }
+    }
+
+    /// Any pattern of broken links, one-way ones too, where nodes tell whom they don't hear: whoever stays
+    /// reaches all others who stay, and all who reach each other, directly or through others, say the
+    /// same of everybody.
+    #[test]
+    fn whatever_links_are_broken_those_who_stay_reach_each_other(
+        members in a_crowd(),
+        broken in prop::collection::vec(prop::bool::weighted(0.3), NODES_MAX * NODES_MAX),
+        by_role in any::<bool>(),
+    ) {
+        let nodes = members.len();
+        let misses = |a: usize, b: usize| a != b && broken[a * NODES_MAX + b];
+        let linked = |a: usize, b: usize| !misses(a, b) && !misses(b, a);
+        let mut groups: Vec<BTreeSet<usize>> = Vec::new();
+        for start in 0..nodes {
+            if groups.iter().any(|group| group.contains(&start)) {
+                continue;
+            }
+            let (mut group, mut open) = (BTreeSet::from([start]), vec![start]);
+            while let Some(from) = open.pop() {
+                for to in (0..nodes).filter(|&to| linked(from, to)) {
+                    if group.insert(to) {
+                        open.push(to);
+                    }
+                }
+            }
+            groups.push(group);
+        }
+        for strategy in strategies(nodes) {
+            let settings = settings(&strategy, by_role);
+            let mut staying: BTreeSet<usize> = BTreeSet::new();
+            for group in &groups {
+                let mut told = BTreeSet::new();
+                for &me in group {
+                    let mut view = View::new(id(me), members.clone());
+                    // Whom it hears tells it, and passes on what others tell.
+                    let (mut heard, mut open) = (BTreeSet::from([me]), vec![me]);
+                    while let Some(by) = open.pop() {
+                        open.extend((0..nodes).filter(|&n| !misses(by, n) && heard.insert(n)));
+                    }
+                    for n in heard {
+                        view = view.with_row(id(n), (0..nodes).filter(|&to| misses(n, to)).map(id));
+                    }
+                    let sides = Sides::of(&view, settings.role.as_ref(), keeps(&strategy));
+                    let names = |part: &[&Member]| part.iter().map(|m| m.id.clone()).collect();
+                    let parts: [Vec<NodeId>; 3] =
+                        [names(&sides.mine), names(&sides.cut), names(&sides.other)];
+                    told.insert(parts);
+                    if verdict(&settings, &view) == Some(Verdict::GoesOn) {
+                        staying.insert(me);
+                    }
+                }
+                prop_assert_eq!(told.len(), 1, "one group sees different sides: {:?}", told);
+            }
+            for &a in &staying {
+                for &b in staying.iter().filter(|&&b| b != a) {
+                    prop_assert!(linked(a, b), "{strategy:?}: {a} and {b} of {groups:?}");
+                }
+            }
+        }
+    }
+
+    /// Nodes with clocks and a lease: of each split one side ends with the lease and downs the other,
+    /// whoever is asked first.
+    #[test]
+    fn with_a_lease_exactly_one_side_goes_on(
+        members in a_crowd(),
+        mask in 0_usize..1 << NODES_MAX,
+        late in prop::collection::vec(0_u64..4, NODES_MAX),
+    ) {
+        let sides = halves(members.len(), mask);
+        prop_assume!(sides.len() == 2);
+        let mut nodes: Vec<Downing> = members.iter().map(|_| machine(Strategy::lease_majority())).collect();
+        let mut ends: Vec<Option<Step>> = vec![None; nodes.len()];
+        let mut holder = None;
+        for second in 0..60 {
+            for (n, node) in nodes.iter_mut().enumerate() {
+                let side = sides.iter().find(|side| side.contains(&id(n))).expect("a side");
+                if second == late[n] {
+                    let gone = (0..members.len()).map(id).filter(|id| !side.contains(id));
+                    node.on_view(View::new(id(n), members.clone()).with_unreachable(gone), at(second));
+                }
+                if ends[n].is_some() {
+                    continue;
+                }
+                match node.next(at(second)) {
+                    Step::AskLease => {
+                        let answer = match &holder {
+                            None => LeaseAnswer::Acquired,
+                            Some(other) => LeaseAnswer::HeldBy(id(*other)),
+                        };
+                        holder.get_or_insert(n);
+                        node.on_lease(&answer, at(second));
+                    }
+                    Step::Stay | Step::Wait(_) => {}
+                    end => ends[n] = Some(end),
+                }
+            }
+        }
+        let winner = holder.expect("somebody asked");
+        for (n, end) in ends.into_iter().enumerate() {
+            let side = sides.iter().find(|side| side.contains(&id(n))).expect("a side");
+            let expected = if side.contains(&id(winner)) {
+                Step::Down((0..members.len()).map(id).filter(|id| !side.contains(id)).collect())
+            } else {
+                Step::DownSelf(Why::LeaseHeld)
+            };
+            prop_assert_eq!(end, Some(expected), "node {} of {:?}", n, sides);
+        }
+        // All on time: the majority wins.
+        if late[..members.len()].iter().all(|&second| second == late[0]) {
+            let settings = DowningSettings::new(Strategy::KeepMajority);
+            let kept = arbiter(&settings, &members, &sides).expect("one of two");
+            prop_assert!(sides[kept].contains(&id(winner)));
+        }
+    }
+}
+
+fn machine(strategy: Strategy) -> Downing {
+    Downing::new(DowningSettings::new(strategy)).expect("valid settings")
+}
+
+fn view(me: usize, nodes: usize, unreachable: &[usize]) -> View {
+    View::new(id(me), crowd(nodes)).with_unreachable(unreachable.iter().copied().map(id))
+}
+
+fn down(nodes: &[usize]) -> Step {
+    Step::Down(nodes.iter().copied().map(id).collect())
+}
+
+#[test]
+fn peers_and_store_there_is_business_as_usual() {
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(0, 5, &[]), at(0));
+    assert_eq!(node.posture(), Posture::Normal);
+    assert_eq!(node.next(at(1000)), Step::Stay);
+}
+
+#[test]
+fn the_store_away_freezes_the_view_and_downs_nobody() {
+    let mut node = machine(Strategy::DownAll);
+    node.on_view(view(0, 5, &[]), at(0));
+    node.on_store(Reach::Unreachable, at(1));
+    assert_eq!(node.posture(), Posture::Frozen);
+    assert_eq!(node.next(at(1000)), Step::Stay);
+}
+
+#[test]
+fn peers_away_and_the_store_there_is_decided_by_the_strategy() {
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.posture(), Posture::Split);
+    assert_eq!(node.next(at(0)), Step::Wait(at(20)));
+    assert_eq!(node.next(at(20)), down(&[3, 4]));
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(4, 5, &[0, 1, 2]), at(0));
+    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide));
+}
+
+#[test]
+fn peers_and_store_away_is_a_node_that_downs_nobody_else() {
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_store(Reach::Unreachable, at(0));
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.posture(), Posture::Isolated);
+    assert_eq!(node.next(at(20)), Step::Stay, "it can't write a verdict");
+    // Back again, it looks first at what the others have written.
+    node.on_store(Reach::Reachable, at(50));
+    assert_eq!(node.next(at(50)), Step::Wait(at(70)));
+    assert_eq!(node.next(at(70)), down(&[3, 4]));
+
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_store(Reach::Unreachable, at(0));
+    node.on_view(view(4, 5, &[0, 1, 2]), at(0));
+    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide), "that it can decide alone");
+
+    let mut node = machine(Strategy::lease_majority());
+    node.on_store(Reach::Unreachable, at(0));
+    node.on_view(view(4, 5, &[0, 1, 2]), at(0));
+    assert_eq!(node.next(at(100)), Step::Stay, "there is no lease to ask for");
+    let told: Vec<Member> = crowd(5)
+        .into_iter()
+        .map(|member| match member.id == id(4) {
+            true => member.with_status(NodeStatus::Failed),
+            false => member,
+        })
+        .collect();
+    node.on_store(Reach::Reachable, at(101));
+    assert_eq!(node.next(at(101)), Step::Wait(at(121)), "it does not ask at once");
+    node.on_view(View::new(id(4), told), at(102));
+    assert_eq!(node.next(at(102)), Step::DownSelf(Why::DeclaredFailed));
+}
+
+#[test]
+fn what_heals_in_time_is_not_downed() {
+    let mut node = machine(Strategy::DownAll);
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    node.on_view(view(0, 5, &[]), at(19));
+    assert_eq!(node.next(at(20)), Step::Stay);
+    node.on_view(view(0, 5, &[3]), at(21));
+    assert_eq!(node.next(at(40)), Step::Wait(at(41)));
+    assert_eq!(node.next(at(41)), Step::DownSelf(Why::OtherSide));
+}
+
+#[test]
+fn unrest_ends_with_everybody_down_unless_it_is_off() {
+    let settings = DowningSettings::new(Strategy::KeepMajority);
+    let patient = settings.clone().with_down_all_when_unstable(Unstable::Off);
+    for (settings, expected) in
+        [(settings, Step::DownSelf(Why::Unstable)), (patient, Step::Wait(at(50)))]
+    {
+        let mut node = Downing::new(settings).expect("valid");
+        for (second, gone) in [(0, &[4][..]), (10, &[3, 4]), (20, &[4]), (30, &[3])] {
+            node.on_view(view(0, 5, gone), at(second));
+        }
+        assert_eq!(node.next(at(35)), expected);
+    }
+}
+
+#[test]
+fn a_joining_node_neither_decides_nor_disturbs() {
+    let joins = |n| member(n, 9).with_status(NodeStatus::Discovered);
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(View::new(id(5), crowd(5).into_iter().chain([joins(5)])), at(0));
+    assert_eq!(node.next(at(100)), Step::Stay);
+
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(0, 5, &[4]), at(0));
+    let more = View::new(id(0), crowd(5).into_iter().chain([joins(5)])).with_unreachable([id(4)]);
+    node.on_view(more, at(15));
+    assert_eq!(node.next(at(20)), down(&[4]), "the wait did not begin anew");
+}
+
+#[test]
+fn a_verdict_is_said_again_until_it_is_carried_out() {
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.next(at(20)), down(&[3, 4]));
+    assert_eq!(node.next(at(21)), Step::Wait(at(40)));
+    let left = crowd(5).into_iter().filter(|member| member.id != id(3));
+    node.on_view(View::new(id(0), left).with_unreachable([id(4)]), at(30));
+    assert_eq!(node.next(at(40)), down(&[4]));
+    node.on_view(view(0, 3, &[]), at(41));
+    assert_eq!(node.next(at(41)), Step::Stay);
+    node.on_view(view(0, 3, &[2]), at(50));
+    assert_eq!(node.next(at(50)), Step::Wait(at(70)), "another one waits like the first");
+}
+
+#[test]
+fn a_node_that_went_down_stays_down() {
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(4, 5, &[0, 1, 2]), at(0));
+    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide));
+    node.on_view(view(4, 5, &[]), at(21));
+    assert_eq!(node.next(at(21)), Step::DownSelf(Why::OtherSide));
+}
+
+#[test]
+fn a_stall_of_this_process_delays_its_decision() {
+    let mut node = machine(Strategy::KeepMajority);
+    node.on_view(view(4, 5, &[0, 1, 2]), at(0));
+    node.on_stall(Duration::from_secs(300));
+    assert_eq!(node.next(at(310)), Step::Wait(at(320)));
+}
+
+#[test]
+fn a_quorum_downs_nobody_before_it_was_there() {
+    let mut node = machine(Strategy::StaticQuorum { quorum: 3 });
+    node.on_view(view(0, 2, &[1]), at(0));
+    assert_eq!(node.next(at(100)), Step::Stay, "two of five have started");
+    node.on_view(view(0, 5, &[1]), at(200));
+    assert_eq!(node.next(at(220)), down(&[1]));
+    node.on_view(view(0, 4, &[]), at(250));
+    node.on_view(view(0, 2, &[1]), at(300));
+    assert_eq!(node.next(at(320)), Step::DownSelf(Why::OtherSide), "it was there once");
+}
+
+#[test]
+fn too_many_members_for_a_quorum_are_warned_of_and_all_go_down() {
+    let mut node = machine(Strategy::StaticQuorum { quorum: 3 });
+    node.on_view(view(0, 5, &[]), at(0));
+    assert_eq!(node.warnings(), []);
+    node.on_view(view(0, 6, &[5]), at(0));
+    let warning = Warning::QuorumTooSmall { quorum: 3, members: 6 };
+    let text = "6 members are too many for a quorum of 3; at most 5 can be told apart";
+    assert_eq!((warning.to_string().as_str(), node.warnings()), (text, vec![warning]));
+    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide));
+}
+
+#[test]
+fn an_absent_referee_and_a_role_of_nobody_are_warned_of() {
+    let settings = DowningSettings::new(Strategy::KeepReferee { referee: id(7) }).with_role(role());
+    let mut node = Downing::new(settings).expect("valid");
+    node.on_view(view(0, 3, &[]), at(0));
+    let expected = [Warning::NoMemberWithRole(role()), Warning::NoReferee(id(7))];
+    assert_eq!(node.warnings(), expected);
+}
+
+#[test]
+fn two_who_do_not_reach_each_other_lose_the_younger_one() {
+    let settings = DowningSettings::new(Strategy::KeepMajority);
+    for (me, expected) in
+        [(0, down(&[2])), (1, down(&[2])), (2, Step::DownSelf(Why::PartlyConnected))]
+    {
+        let mut node = Downing::new(settings.clone()).expect("valid");
+        let rows = [(0, &[2][..]), (1, &[]), (2, &[0])];
+        let view = rows.into_iter().fold(view(me, 3, &[]), |view, (n, row)| {
+            view.with_row(id(n), row.iter().copied().map(id))
+        });
+        node.on_view(view, at(0));
+        assert_eq!(node.next(at(20)), expected, "node {me}");
+    }
+}
+
+#[test]
+fn one_whose_network_is_half_broken_goes_alone() {
+    let mut node = machine(Strategy::KeepMajority);
+    let view = (1..5).fold(view(0, 5, &[1, 2, 3]), |view, n| view.with_row(id(n), []));
+    node.on_view(view, at(0));
+    assert_eq!(node.next(at(20)), Step::DownSelf(Why::PartlyConnected), "though it is the oldest");
+}
+
+#[test]
+fn the_minority_asks_two_seconds_later() {
+    let mut node = machine(Strategy::lease_majority());
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.next(at(20)), Step::AskLease);
+    assert_eq!(node.next(at(20)), Step::Wait(at(30)), "one question at a time");
+    let mut node = machine(Strategy::lease_majority());
+    node.on_view(view(4, 5, &[0, 1, 2]), at(0));
+    assert_eq!(node.next(at(20)), Step::Wait(at(22)));
+    assert_eq!(node.next(at(22)), Step::AskLease);
+    node.on_lease(&LeaseAnswer::HeldBy(id(3)), at(22));
+    assert_eq!(node.next(at(22)), down(&[0, 1, 2]), "its neighbour won it for both");
+}
+
+#[test]
+fn no_answer_is_asked_again_and_then_given_up() {
+    let mut node = machine(Strategy::lease_majority());
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    for second in 20..30 {
+        assert_eq!(node.next(at(second)), Step::AskLease, "{second}");
+        node.on_lease(&LeaseAnswer::Unknown, at(second));
+        assert_eq!(node.next(at(second)), Step::Wait(at(second + 1)));
+    }
+    assert_eq!(node.next(at(30)), Step::DownSelf(Why::LeaseUnknown));
+}
+
+#[test]
+fn the_winner_keeps_the_lease_for_a_while_also_when_all_are_gone() {
+    let mut node = machine(Strategy::lease_majority());
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.next(at(20)), Step::AskLease);
+    node.on_lease(&LeaseAnswer::Acquired, at(21));
+    assert_eq!(node.next(at(22)), down(&[3, 4]));
+    node.on_view(view(0, 3, &[]), at(23));
+    assert_eq!(node.next(at(23)), Step::Wait(at(62)));
+    assert_eq!(node.next(at(62)), Step::ReleaseLease);
+    node.on_lease_gone();
+    assert_eq!(node.next(at(62)), Step::Stay);
+}
+
+#[test]
+fn a_lease_that_was_won_for_nothing_is_given_back_at_once() {
+    let mut node = machine(Strategy::lease_majority());
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.next(at(20)), Step::AskLease);
+    node.on_view(view(0, 5, &[]), at(21));
+    assert_eq!(node.next(at(21)), Step::Stay);
+    node.on_lease(&LeaseAnswer::Acquired, at(22));
+    assert_eq!(node.next(at(22)), Step::ReleaseLease);
+    node.on_lease_gone();
+    assert_eq!(node.next(at(22)), Step::Stay);
+}
+
+#[test]
+fn a_lease_won_before_things_changed_still_counts() {
+    let settings = DowningSettings::new(Strategy::lease_majority())
+        .with_down_all_when_unstable(Unstable::After(Duration::from_secs(25)));
+    let mut node = Downing::new(settings).expect("valid");
+    node.on_view(view(0, 5, &[3, 4]), at(0));
+    assert_eq!(node.next(at(20)), Step::AskLease);
+    node.on_view(view(0, 5, &[4]), at(21));
+    node.on_lease(&LeaseAnswer::Acquired, at(22));
+    assert_eq!(node.next(at(22)), Step::Wait(at(41)));
+    assert_eq!(node.next(at(41)), down(&[4]), "it does not ask again");
+    node.on_view(view(0, 4, &[]), at(42));
+    assert_eq!(node.next(at(62)), Step::Wait(at(81)), "and is kept from then on");
+}

@@ -1,0 +1,139 @@
+//! What a node knows when it has to decide.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coord_core::{Label, NodeId, NodeStatus, Version};
+
+/// A node of the cluster, as downing sees it.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub id: NodeId,
+    /// The version of the `_cluster` table that made it Active: the lower, the older. Of two with the
+    /// same, the lower name counts as older. So whoever is still joining will be younger than all members.
+    pub since: Version,
+    /// What it is there for.
+    pub roles: BTreeSet<Label>,
+    /// Active and Draining ones count; Discovered ones may have become Active where this node can't see
+    /// it; the rest is left out.
+    pub status: NodeStatus,
+}
+
+impl Member {
+    /// An Active member without roles.
+    #[must_use]
+    pub fn new(id: NodeId, since: Version) -> Self {
+        Self { id, since, roles: BTreeSet::new(), status: NodeStatus::Active }
+    }
+
+    /// With these roles.
+    #[must_use]
+    pub fn with_roles(mut self, roles: BTreeSet<Label>) -> Self {
+        self.roles = roles;
+        self
+    }
+
+    /// With this status.
+    #[must_use]
+    pub fn with_status(mut self, status: NodeStatus) -> Self {
+        self.status = status;
+        self
+    }
+
+    pub(super) fn counts(&self) -> bool {
+        matches!(self.status, NodeStatus::Active | NodeStatus::Draining)
+    }
+
+    pub(super) fn has_role(&self, role: Option<&Label>) -> bool {
+        role.is_none_or(|role| self.roles.contains(role))
+    }
+
+    /// Sorts the oldest first.
+    pub(super) fn age(&self) -> (Version, &NodeId) {
+        (self.since, &self.id)
+    }
+}
+
+/// The members, and which of them each node reaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    me: NodeId,
+    members: BTreeMap<NodeId, Member>,
+    /// For each node that tells, whom it does not reach.
+    rows: BTreeMap<NodeId, BTreeSet<NodeId>>,
+}
+
+impl View {
+    /// The view of the node `me`, which reaches everybody. Of two members with one name the last counts.
+    #[must_use]
+    pub fn new(me: NodeId, members: impl IntoIterator<Item = Member>) -> Self {
+        let members = members.into_iter().map(|member| (member.id.clone(), member)).collect();
+        let rows = BTreeMap::from([(me.clone(), BTreeSet::new())]);
+        Self { me, members, rows }
+    }
+
+    /// With whom this node does not reach.
+    #[must_use]
+    pub fn with_unreachable(self, nodes: impl IntoIterator<Item = NodeId>) -> Self {
+        let me = self.me.clone();
+        self.with_row(me, nodes)
+    }
+
+    /// With whom a node says that it does not reach, as this node has heard of it, directly or through
+    /// others. A node whose row is not given is one that did not tell, not one that reaches everybody.
+    #[must_use]
+    pub fn with_row(mut self, observer: NodeId, nodes: impl IntoIterator<Item = NodeId>) -> Self {
+        let mut row: BTreeSet<NodeId> = nodes.into_iter().collect();
+        row.remove(&observer);
+        self.rows.insert(observer, row);
+        self
+    }
+
+    /// Whose view it is.
+    #[must_use]
+    pub fn me(&self) -> &NodeId {
+        &self.me
+    }
+
+    /// A member, of whatever status.
+    #[must_use]
+    pub fn member(&self, id: &NodeId) -> Option<&Member> {
+        self.members.get(id)
+    }
+
+    /// All members that count: the Active and the Draining ones.
+    pub fn counted(&self) -> impl Iterator<Item = &Member> {
+        self.members.values().filter(|member| member.counts())
+    }
+
+    /// The Discovered ones.
+    pub(super) fn joining(&self) -> impl Iterator<Item = &Member> {
+        self.members.values().filter(|member| member.status == NodeStatus::Discovered)
+    }
+
+    pub(super) fn is_counted(&self, id: &NodeId) -> bool {
+        self.member(id).is_some_and(Member::counts)
+    }
+
+    /// Whether a node is known to tell whom it reaches.
+    pub(super) fn tells(&self, id: &NodeId) -> bool {
+        self.rows.contains_key(id)
+    }
+
+    /// Whether one of the two says that it does not reach the other.
+    pub(super) fn is_broken(&self, one: &NodeId, other: &NodeId) -> bool {
+        let misses = |from: &NodeId, to| self.rows.get(from).is_some_and(|row| row.contains(to));
+        misses(one, other) || misses(other, one)
+    }
+
+    /// What a decision depends on, for telling whether it is still the same.
+    pub(super) fn essence(&self) -> (Vec<Member>, BTreeSet<(NodeId, NodeId)>) {
+        let links = self.rows.iter().filter(|(observer, _)| self.is_counted(observer));
+        let links = links.flat_map(|(observer, row)| {
+            let row = row.iter().filter(|subject| self.is_counted(subject));
+            row.map(|subject| (observer.clone(), subject.clone()))
+        });
+        (self.counted().cloned().collect(), links.collect())
+    }
+}
