@@ -1,10 +1,10 @@
 //! Servers, faults and failure scenarios for the tests of coord.
 //!
 //! ```text
-//!  test ──► servers::Nats, Etcd, Redis ──► a URL given, else a program ──► Server
-//!    │                                                               │ nodes
-//!    └────► faults::Proxy  cut, delay, black hole, lost reply        ▼
-//!           faults::Clock  the clock of one process  Node: pause, kill, restart
+//!  test ──► servers::Nats, Etcd, Redis ──► a URL given, else a program, else a container ──► Server
+//!    │                                                                                 │ nodes
+//!    └────► faults::Proxy  cut, delay, black hole, lost reply                          ▼
+//!           faults::Clock  the clock of one process                Node: pause, kill, restart
 //! ```
 //!
 //! A test that needs a server which is not there is *ignored* with the reason, or fails if

@@ -39,11 +39,7 @@ impl Missing {
     /// Whether its tests fail: it is there and broken, or it was required.
     #[must_use]
     pub fn fails(&self) -> bool {
-        self.fails_if(&std::env::var("COORD_REQUIRE").unwrap_or_default())
-    }
-
-    fn fails_if(&self, required: &str) -> bool {
-        self.broken || required.split(',').any(|name| name.trim() == self.what)
+        self.broken || coord_conformance::is_required(&self.what)
     }
 }
 
@@ -91,7 +87,7 @@ impl Missing {
     /// Says once, on the standard error, what is left out, and for `cargo xtask test`, which repeats it
     /// at the end, in the file that `COORD_LEFT_OUT` names.
     #[expect(clippy::print_stderr, reason = "who runs the tests has to see what was left out")]
-    fn tell(&self) {
+    pub(crate) fn tell(&self) {
         let text = self.to_string();
         if !TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.clone()) {
             return;
@@ -111,15 +107,6 @@ mod tests {
     use libtest_mimic::Arguments;
 
     use super::*;
-
-    #[test]
-    fn only_what_is_required_or_broken_fails() {
-        let absent = Missing::absent("nats", "no program");
-        assert!(!absent.fails_if(""));
-        assert!(!absent.fails_if("etcd"));
-        assert!(absent.fails_if("etcd, nats"));
-        assert!(Missing::broken("nats", "does not start").fails_if(""));
-    }
 
     #[test]
     fn a_trial_without_its_server_is_never_passed() {

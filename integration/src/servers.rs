@@ -1,18 +1,25 @@
-//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own.
+//! How a test gets a server: a URL given, else a program started on free ports with a folder of its own,
+//! else (with the feature `containers`) such a program in a container.
 //!
-//! | backend | URL | program |
-//! | --- | --- | --- |
-//! | nats | `COORD_TEST_NATS_URL` | `COORD_TEST_NATS_SERVER`, `nats-server` on the PATH |
-//! | etcd | `COORD_TEST_ETCD_URL` | `COORD_TEST_ETCD`, `etcd` on the PATH |
-//! | redis | `COORD_TEST_REDIS_URL` | `COORD_TEST_REDIS_SERVER`, `valkey-server` or `redis-server` on the PATH |
+//! | backend | URL | program | image |
+//! | --- | --- | --- | --- |
+//! | nats | `COORD_TEST_NATS_URL` | `COORD_TEST_NATS_SERVER`, `nats-server` | `COORD_NATS_IMAGE` |
+//! | etcd | `COORD_TEST_ETCD_URL` | `COORD_TEST_ETCD`, `etcd` | `COORD_ETCD_IMAGE` |
+//! | redis | `COORD_TEST_REDIS_URL` | `COORD_TEST_REDIS_SERVER`, `valkey-server`, `redis-server` | `COORD_REDIS_IMAGE` |
 //!
-//! then the newest in the folder `COORD_SERVERS_DIR` (by default `target/servers`, which `.ci/servers`
-//! fills), where each program's name ends with its version: `nats-server-2.11.7`. That folder is also the
-//! [matrix](versions) of versions.
+//! Programs are looked for on the PATH, then in the folder `COORD_SERVERS_DIR` (by default
+//! `target/servers`, which `.ci/servers` fills), where each one's name ends with its version:
+//! `nats-server-2.11.7`. That folder is also the [matrix](versions) of versions. Images are by default
+//! those that `docker-compose.yml` pins. `COORD_TEST_SERVERS` set to `url`, `programs` or `containers`
+//! allows only that source.
+//!
+//! A URL that was given serves the tests for which any server will do.
 //!
 //! A [`Server`] stops when the last clone of it goes, also in a panic; a guardian process stops it if the
-//! test process is killed or leaves by `exit`. Its log is printed if it goes in a panic.
+//! test process is killed or leaves by `exit`; its containers are removed when the next one starts. Its log is printed if it goes in a panic.
 
+#[cfg_attr(not(feature = "containers"), path = "servers/no_container.rs")]
+mod container;
 mod etcd;
 mod find;
 mod http;
@@ -32,6 +39,8 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 
+use self::node::Source;
+use self::start::Kind;
 use crate::Missing;
 
 pub use etcd::Etcd;
@@ -50,6 +59,17 @@ pub enum Origin {
     Url,
     /// This program was started.
     Program(PathBuf),
+    /// A container of this image was started.
+    Container(String),
+}
+
+impl From<Source> for Origin {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Program(program) => Self::Program(program),
+            Source::Image(image, _) => Self::Container(image),
+        }
+    }
 }
 
 /// A server that runs, or several that form one cluster. Clones are the same one.
@@ -165,7 +185,8 @@ fn url_variable(backend: &str) -> String {
 }
 
 /// The server whose URL was given.
-fn given(backend: &'static str, url: &str) -> Result<Server, Missing> {
+fn given(kind: &Kind, url: &str) -> Result<Server, Missing> {
+    let backend = kind.backend;
     let variable = url_variable(backend);
     let prefix = format!("{backend}://");
     let Some(rest) = url.strip_prefix(&prefix) else {
@@ -180,8 +201,12 @@ fn given(backend: &'static str, url: &str) -> Result<Server, Missing> {
     };
     let addresses: Vec<String> =
         hosts.trim_end_matches('/').split(',').map(str::to_owned).collect();
-    if !addresses.iter().any(|address| std::net::TcpStream::connect(address).is_ok()) {
-        let reason = format!("nothing listens at {}, from {variable}", addresses.join(", "));
+    for address in &addresses {
+        let reason = match (kind.greets)(address) {
+            Ok(true) => continue,
+            Ok(false) => format!("what answers at {address}, from {variable}, is another server"),
+            Err(error) => format!("nothing answers at {address}, from {variable}: {error}"),
+        };
         return Err(Missing::broken(backend, reason));
     }
     Ok(Server(Arc::new(Inner {

@@ -69,4 +69,4 @@ pub use case::{Case, Verdict};
 pub use fixture::{Fixture, Handle, Operator, Profile};
 pub use memory::MemoryFixture;
 pub use rules::{Rule, rules};
-pub use suite::{cases, main, suite};
+pub use suite::{cases, is_required, main, suite};

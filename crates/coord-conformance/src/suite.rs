@@ -23,8 +23,7 @@ pub fn suite(fixture: impl Fixture) -> Vec<Trial> {
 }
 
 fn trials_of(fixture: Arc<dyn Fixture>, report: &Report) -> Vec<Trial> {
-    let required = std::env::var("COORD_REQUIRE").unwrap_or_default();
-    let required = requires(&required, fixture.name());
+    let required = is_required(fixture.name());
     let available = Arc::new(OnceLock::new());
     let trial = |case: &'static Case| {
         let (fixture, available) = (Arc::clone(&fixture), Arc::clone(&available));
@@ -67,6 +66,13 @@ pub fn main(fixture: impl Fixture) -> ExitCode {
 fn fail(why: &str) -> ExitCode {
     eprintln!("{why}");
     ExitCode::FAILURE
+}
+
+/// Whether `COORD_REQUIRE` names this: then a test that can't have it fails, where it is otherwise
+/// ignored. The variable holds names with commas between them.
+#[must_use]
+pub fn is_required(name: &str) -> bool {
+    requires(&std::env::var("COORD_REQUIRE").unwrap_or_default(), name)
 }
 
 /// Whether the list of required fixtures has this one.

@@ -18,7 +18,7 @@ const PASSWORD: &str = "hunter2-conformance";
 
 fn main() -> ExitCode {
     // One with authentication on, unless the URL of another one is given.
-    let server = Etcd::new().with_root_password(PASSWORD).start();
+    let server = Etcd::new().with_root_password(PASSWORD).or_given().start();
     coord_conformance::main(Etcds { server })
 }
 

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     // One that wants a password, unless the URL of another one is given.
     let nodes = std::env::var("COORD_TEST_NATS_NODES").ok().and_then(|text| text.parse().ok());
     let nodes = nodes.unwrap_or(1);
-    let server = Nats::new().with_login(USER, PASSWORD).with_nodes(nodes).start();
+    let server = Nats::new().with_login(USER, PASSWORD).with_nodes(nodes).or_given().start();
     coord_conformance::main(Natses { server, nodes })
 }
 

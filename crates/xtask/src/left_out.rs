@@ -8,6 +8,9 @@ use anyhow::{Result, bail};
 /// The backends that talk to a server.
 const BACKENDS: [&str; 4] = ["nats", "etcd", "kube", "redis"];
 
+/// What else tests may want.
+const TOOLS: [&str; 2] = ["containers", "libfaketime"];
+
 /// The backends whose tests could not run, with the reason for each.
 #[derive(Debug)]
 pub(crate) struct LeftOut(Vec<Entry>);
@@ -43,8 +46,9 @@ impl fmt::Display for LeftOut {
 pub(crate) fn find(root: &Path, required: &str) -> Result<LeftOut> {
     let required: Vec<&str> =
         required.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
-    if let Some(odd) = required.iter().find(|name| **name != "memory" && !BACKENDS.contains(name)) {
-        bail!("COORD_REQUIRE names {odd:?}; known are memory, {}", BACKENDS.join(", "));
+    let known = [&["memory"], &BACKENDS[..], &TOOLS[..]].concat();
+    if let Some(odd) = required.iter().find(|name| !known.contains(name)) {
+        bail!("COORD_REQUIRE names {odd:?}; known are {}", known.join(", "));
     }
     let missing = BACKENDS.iter().filter(|name| {
         let manifest = root.join("crates").join(format!("coord-{name}")).join("Cargo.toml");

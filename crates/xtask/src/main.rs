@@ -18,7 +18,8 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 
 /// Everything but the peers of the benchmarks.
-const TEST_FEATURES: &str = "coord-cli/full,coord-integration/etcd,coord-integration/tls";
+const TEST_FEATURES: &str =
+    "coord-cli/full,coord-integration/containers,coord-integration/etcd,coord-integration/tls";
 
 /// Development tasks of the coord workspace.
 #[derive(Debug, Parser)]

@@ -2,11 +2,10 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::Path;
 
 use tempfile::TempDir;
 
-use super::node::{Node, Program, Ready};
+use super::node::{Node, Program, Ready, Source, local};
 use super::start::{Kind, Wanted, found, random_name, started};
 use super::{Login, Server, http};
 use crate::{Missing, free_port};
@@ -16,6 +15,8 @@ const ETCD: Kind = Kind {
     variable: "COORD_TEST_ETCD",
     programs: &["etcd"],
     speaks_tls: |_| true,
+    greets,
+    image: ("COORD_ETCD_IMAGE", "etcd"),
 };
 
 /// An etcd server to be started, by default alone, plain and open.
@@ -72,6 +73,13 @@ impl Etcd {
         self
     }
 
+    /// A server whose URL was given will do all the same, whatever it is like.
+    #[must_use]
+    pub fn or_given(mut self) -> Self {
+        self.wanted.given = true;
+        self
+    }
+
     /// One that is started here, so that it can be paused, killed and restarted.
     #[must_use]
     pub fn with_control(mut self) -> Self {
@@ -100,7 +108,7 @@ impl Etcd {
     /// # Errors
     /// There is none on this machine, or it does not work.
     pub fn start(&self) -> Result<Server, Missing> {
-        let server = started(&ETCD, &self.wanted, |path, folder| self.nodes(path, folder))?;
+        let server = started(&ETCD, &self.wanted, |source, folder| self.nodes(source, folder))?;
         let (login, node) = (&self.wanted.login, server.nodes().first());
         if let (Some(Login { password, .. }), Some(node)) = (login, node) {
             let broken = |error: io::Error| Missing::broken(ETCD.backend, error.to_string());
@@ -109,7 +117,7 @@ impl Etcd {
         Ok(server)
     }
 
-    fn nodes(&self, path: &Path, folder: &TempDir) -> io::Result<Vec<Node>> {
+    fn nodes(&self, source: &Source, folder: &TempDir) -> io::Result<Vec<Node>> {
         let cluster = random_name("etcd");
         let ports = |_| {
             let client = free_port()?;
@@ -130,7 +138,7 @@ impl Etcd {
             Ok(Node::new(Program {
                 log: folder.path().join(format!("{name}.log")),
                 name,
-                path: path.to_owned(),
+                source: source.clone(),
                 arguments,
                 environment: self.wanted.environment.clone(),
                 folder: folder.path().to_owned(),
@@ -171,6 +179,11 @@ impl Etcd {
     }
 }
 
+fn greets(address: &str) -> io::Result<bool> {
+    http::get(address, "/version")
+        .map(|(status, body)| status == 200 && body.contains("etcdserver"))
+}
+
 /// What `etcdctl auth enable` does, over the server's own JSON gateway.
 fn enable_login(port: u16, password: &str) -> io::Result<()> {
     let steps = [
@@ -180,7 +193,7 @@ fn enable_login(port: u16, password: &str) -> io::Result<()> {
         ("enable", "{}".to_owned()),
     ];
     for (step, json) in steps {
-        let (status, body) = http::post(port, &format!("/v3/auth/{step}"), &json)?;
+        let (status, body) = http::post(&local(port), &format!("/v3/auth/{step}"), &json)?;
         if status != 200 {
             return Err(io::Error::other(format!("auth/{step}: {status} {body}")));
         }

@@ -1,33 +1,46 @@
-//! As much of HTTP as it takes to ask a server on this machine how it is.
+//! As much of HTTP as it takes to ask a server how it is.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 const ANSWER_MAX: u64 = 1 << 20;
 
 /// The status and the body that a GET is answered with.
-pub(super) fn get(port: u16, path: &str) -> io::Result<(u16, String)> {
-    exchange(port, &format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"))
+pub(super) fn get(address: &str, path: &str) -> io::Result<(u16, String)> {
+    exchange(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n"))
 }
 
 /// The same for a POST of JSON.
-pub(super) fn post(port: u16, path: &str, json: &str) -> io::Result<(u16, String)> {
+pub(super) fn post(address: &str, path: &str, json: &str) -> io::Result<(u16, String)> {
     let length = json.len();
     exchange(
-        port,
+        address,
         &format!(
-            "POST {path} HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\
+            "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n\
              Content-Length: {length}\r\n\r\n{json}"
         ),
     )
 }
 
-fn exchange(port: u16, request: &str) -> io::Result<(u16, String)> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+/// A connection on which nothing is waited for too long.
+pub(super) fn connect(address: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{address} has no address"));
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn exchange(address: &str, request: &str) -> io::Result<(u16, String)> {
+    let mut stream = connect(address)?;
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.take(ANSWER_MAX).read_to_string(&mut answer)?;

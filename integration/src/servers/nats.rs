@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use super::node::{Node, Program, Ready};
+use super::node::{Node, Program, Ready, Source};
 use super::start::{Kind, Wanted, found, random_name, started};
-use super::{Login, Server};
+use super::{Login, Server, http};
 use crate::{Missing, free_port};
 
 const NATS: Kind = Kind {
@@ -17,7 +17,16 @@ const NATS: Kind = Kind {
     variable: "COORD_TEST_NATS_SERVER",
     programs: &["nats-server"],
     speaks_tls: |_| true,
+    greets,
+    image: ("COORD_NATS_IMAGE", "nats-server"),
 };
+
+/// It is the server that speaks first.
+fn greets(address: &str) -> io::Result<bool> {
+    let mut first = [0; 5];
+    http::connect(address)?.read_exact(&mut first)?;
+    Ok(&first == b"INFO ")
+}
 
 /// A NATS server to be started, by default alone, plain and open.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +72,13 @@ impl Nats {
         self
     }
 
+    /// A server whose URL was given will do all the same, whatever it is like.
+    #[must_use]
+    pub fn or_given(mut self) -> Self {
+        self.wanted.given = true;
+        self
+    }
+
     /// One that is started here, so that it can be paused, killed and restarted.
     #[must_use]
     pub fn with_control(mut self) -> Self {
@@ -91,10 +107,10 @@ impl Nats {
     /// # Errors
     /// There is none on this machine, or it does not work.
     pub fn start(&self) -> Result<Server, Missing> {
-        started(&NATS, &self.wanted, |path, folder| self.nodes(path, folder))
+        started(&NATS, &self.wanted, |source, folder| self.nodes(source, folder))
     }
 
-    fn nodes(&self, path: &Path, folder: &TempDir) -> io::Result<Vec<Node>> {
+    fn nodes(&self, source: &Source, folder: &TempDir) -> io::Result<Vec<Node>> {
         let count = self.wanted.nodes_min_1();
         let cluster = random_name("nats");
         let ports = |_| Ok((free_port()?, free_port()?, free_port()?));
@@ -121,7 +137,7 @@ impl Nats {
             text.push_str(&self.config);
             let file = folder.path().join(format!("{name}.conf"));
             fs::write(&file, text)?;
-            Ok(Node::new(self.program(name, path.to_owned(), file, folder, *port, *http)))
+            Ok(Node::new(self.program(name, source.clone(), file, folder, *port, *http)))
         };
         ports.iter().enumerate().map(node).collect()
     }
@@ -143,7 +159,7 @@ impl Nats {
     fn program(
         &self,
         name: String,
-        path: PathBuf,
+        source: Source,
         config: PathBuf,
         folder: &TempDir,
         port: u16,
@@ -152,7 +168,7 @@ impl Nats {
         Program {
             log: folder.path().join(format!("{name}.log")),
             name,
-            path,
+            source,
             arguments: vec!["-c".into(), config.into()],
             environment: self.wanted.environment.clone(),
             folder: folder.path().to_owned(),

@@ -2,31 +2,90 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Login;
-use super::process::{Process, tail};
+use super::container::Container;
+use super::process::{Process, last_lines, tail};
 
 /// How long a server may take until it serves.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// One process of a [`Server`](super::Server). Its methods block the thread, for a moment (`pause`,
+/// One process of a [`Server`](super::Server), perhaps in a container. Its methods block the thread, for a moment (`pause`,
 /// `resume`, `kill`) or until the server serves again (`start`): call `start` through `spawn_blocking`
 /// where something else runs on the same thread.
 #[derive(Debug)]
 pub struct Node {
     program: Program,
-    process: Mutex<Option<Process>>,
+    running: Mutex<Option<Running>>,
+}
+
+#[derive(Debug)]
+enum Running {
+    Process(Process),
+    Container(Container),
+}
+
+impl Running {
+    fn has_ended(&mut self) -> io::Result<bool> {
+        match self {
+            Self::Process(process) => Ok(process.ended()?.is_some()),
+            Self::Container(container) => container.has_ended(),
+        }
+    }
+
+    fn id(&self) -> u32 {
+        match self {
+            Self::Process(process) => process.id(),
+            Self::Container(container) => container.id(),
+        }
+    }
+
+    fn pause(&mut self) -> io::Result<()> {
+        match self {
+            Self::Process(process) => process.pause(),
+            Self::Container(container) => container.signal("SIGSTOP"),
+        }
+    }
+
+    fn resume(&mut self) -> io::Result<()> {
+        match self {
+            Self::Process(process) => process.resume(),
+            Self::Container(container) => container.signal("SIGCONT"),
+        }
+    }
+
+    fn kill(&mut self) -> io::Result<()> {
+        match self {
+            Self::Process(process) => process.kill(),
+            Self::Container(container) => container.kill(),
+        }
+    }
+
+    fn listens_on(&self, port: u16) -> bool {
+        match self {
+            Self::Process(process) => process.listens_on(port),
+            Self::Container(container) => container.listens_on(port),
+        }
+    }
+}
+
+/// Where a program comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    Program(PathBuf),
+    /// The program of that name in this image.
+    Image(String, &'static str),
 }
 
 /// How a server is started, and how it is seen to serve.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) name: String,
-    pub(super) path: PathBuf,
+    pub(super) source: Source,
     pub(super) arguments: Vec<OsString>,
     pub(super) environment: Vec<(OsString, OsString)>,
     pub(super) log: PathBuf,
@@ -61,13 +120,13 @@ impl Ready {
     /// None if it serves; otherwise what it answered.
     fn lacks(&self, plain_port: u16) -> Option<String> {
         match self {
-            Self::Http { port, path, answer } => match super::http::get(*port, path) {
+            Self::Http { port, path, answer } => match super::http::get(&local(*port), path) {
                 Ok((200, body)) if body.contains(answer) => None,
                 Ok((status, body)) => Some(format!("{path}: {status} {body}")),
                 Err(error) => Some(format!("{path}: {error}")),
             },
             Self::Redis { login, asks } => asks.iter().find_map(|Ask { command, text, said }| {
-                match super::resp::ask(plain_port, login.as_ref(), command) {
+                match super::resp::ask(&local(plain_port), login.as_ref(), command) {
                     Ok(answer) if answer.contains(text) == *said => None,
                     Ok(answer) => Some(format!("{}: {answer}", command.join(" "))),
                     Err(error) => Some(format!("{}: {error}", command.join(" "))),
@@ -77,9 +136,14 @@ impl Ready {
     }
 }
 
+/// The address of a port on this machine.
+pub(super) fn local(port: u16) -> String {
+    format!("127.0.0.1:{port}")
+}
+
 impl Node {
     pub(super) fn new(program: Program) -> Self {
-        Self { program, process: Mutex::new(None) }
+        Self { program, running: Mutex::new(None) }
     }
 
     /// The name that the server goes by in its cluster.
@@ -119,7 +183,7 @@ impl Node {
     pub fn ask(&self, command: &[&str]) -> io::Result<String> {
         match &self.program.ready {
             Ready::Redis { login, .. } => {
-                super::resp::ask(self.plain_port(), login.as_ref(), command)
+                super::resp::ask(&local(self.plain_port()), login.as_ref(), command)
             }
             Ready::Http { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Redis")),
         }
@@ -128,7 +192,7 @@ impl Node {
     /// The process's id while it lives.
     #[must_use]
     pub fn id(&self) -> Option<u32> {
-        self.with(|process| Ok(process.id())).ok()
+        self.with(|running| Ok(running.id())).ok()
     }
 
     /// Stops the process where it is (SIGSTOP), until [`resume`](Self::resume).
@@ -136,7 +200,7 @@ impl Node {
     /// # Errors
     /// It does not run.
     pub fn pause(&self) -> io::Result<()> {
-        self.with(Process::pause)
+        self.with(Running::pause)
     }
 
     /// Lets it go on (SIGCONT).
@@ -144,7 +208,7 @@ impl Node {
     /// # Errors
     /// It does not run.
     pub fn resume(&self) -> io::Result<()> {
-        self.with(Process::resume)
+        self.with(Running::resume)
     }
 
     /// Kills it (SIGKILL) and waits until it is gone. Its data stay.
@@ -152,8 +216,8 @@ impl Node {
     /// # Errors
     /// The system refuses.
     pub fn kill(&self) -> io::Result<()> {
-        match self.process.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(mut process) => process.kill(),
+        match self.running.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(mut running) => running.kill(),
             None => Ok(()),
         }
     }
@@ -176,10 +240,20 @@ impl Node {
         self.start()
     }
 
+    /// Where its data and its configuration are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.program.folder
+    }
+
     /// The last lines of its log, under its name.
     #[must_use]
     pub fn log_tail(&self) -> String {
-        format!("--- {}\n{}\n", self.program.name, tail(&self.program.log))
+        let said = match &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Running::Container(container)) => last_lines(&container.log()),
+            _ => tail(&self.program.log),
+        };
+        format!("--- {}\n{said}\n", self.program.name)
     }
 
     pub(super) fn is_sentinel(&self) -> bool {
@@ -187,16 +261,23 @@ impl Node {
     }
 
     pub(super) fn spawn(&self) -> io::Result<()> {
-        let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(process) = slot.as_mut()
-            && process.ended()?.is_none()
+        let mut slot = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = slot.as_mut()
+            && !running.has_ended()?
         {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it runs already"));
         }
-        let Program { path, arguments, environment, log, folder, .. } = &self.program;
-        let mut command = Command::new(path);
-        command.args(arguments).envs(environment.iter().cloned()).current_dir(folder);
-        *slot = Some(Process::spawn_in(command, log, Some(folder))?);
+        let Program { source, arguments, environment, log, folder, .. } = &self.program;
+        *slot = Some(match source {
+            Source::Program(path) => {
+                let mut command = Command::new(path);
+                command.args(arguments).envs(environment.iter().cloned()).current_dir(folder);
+                Running::Process(Process::spawn_in(command, log, Some(folder))?)
+            }
+            Source::Image(image, name) => {
+                Running::Container(Container::start(image, name, &self.program)?)
+            }
+        });
         Ok(())
     }
 
@@ -205,7 +286,7 @@ impl Node {
         let ports = [self.port(), self.plain_port(), self.http_port()];
         let mut last = String::from("it does not listen");
         let served = crate::until(READY_LIMIT, || {
-            match self.with(|process| Ok(ports.iter().all(|port| process.listens_on(*port)))) {
+            match self.with(|running| Ok(ports.iter().all(|port| running.listens_on(*port)))) {
                 Err(error) => return Some(Err(error)),
                 Ok(false) => return None,
                 Ok(true) => {}
@@ -230,13 +311,13 @@ impl Node {
         )))
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut Process) -> io::Result<T>) -> io::Result<T> {
-        let mut slot = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(process) = slot.as_mut()
-            && process.ended()?.is_none()
+    fn with<T>(&self, act: impl FnOnce(&mut Running) -> io::Result<T>) -> io::Result<T> {
+        let mut slot = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = slot.as_mut()
+            && !running.has_ended()?
         {
-            return act(process);
+            return act(running);
         }
-        Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"))
+        Err(io::Error::new(io::ErrorKind::NotFound, "the server has ended"))
     }
 }

@@ -190,18 +190,22 @@ pub(super) fn tail(log: &Path) -> String {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
     let text = read().unwrap_or_else(|error| format!("{}: {error}", log.display()));
+    last_lines(&text)
+}
+
+pub(super) fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
 #[cfg(target_os = "linux")]
-mod listening {
+pub(super) mod listening {
     use std::fs;
 
     /// The state of a listening socket in `/proc/net/tcp`.
     const LISTEN: &str = "0A";
 
-    pub(super) fn socket(process: u32, port: u16) -> bool {
+    pub(in crate::servers) fn socket(process: u32, port: u16) -> bool {
         let tables = ["tcp", "tcp6"].map(|name| format!("/proc/{process}/net/{name}"));
         let tables = tables.map(|table| fs::read_to_string(table).unwrap_or_default());
         let wanted: Vec<String> = tables
@@ -227,8 +231,8 @@ mod listening {
 
 /// Where the system can't be asked, a process that lives on after its port was found free has it.
 #[cfg(not(target_os = "linux"))]
-mod listening {
-    pub(super) fn socket(_process: u32, _port: u16) -> bool {
+pub(super) mod listening {
+    pub(in crate::servers) fn socket(_process: u32, _port: u16) -> bool {
         true
     }
 }

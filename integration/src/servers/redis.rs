@@ -10,7 +10,7 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
 
-use super::node::{Ask, Node, Program, Ready};
+use super::node::{Ask, Node, Program, Ready, Source};
 use super::start::{Kind, Wanted, found, random_name, started};
 use super::{Login, Server};
 use crate::faults::Clock;
@@ -21,6 +21,8 @@ const REDIS: Kind = Kind {
     variable: "COORD_TEST_REDIS_SERVER",
     programs: &["valkey-server", "redis-server"],
     speaks_tls,
+    greets,
+    image: ("COORD_REDIS_IMAGE", "redis-server"),
 };
 
 /// The name under which sentinels watch the primary.
@@ -78,7 +80,8 @@ impl Redis {
 
     /// A primary with so many replicas, and so many sentinels that watch it under the name `coord`. The
     /// first of the [nodes](Server::nodes) begins as the primary, then come the replicas, and then the
-    /// [sentinels](Server::sentinels), which want no password.
+    /// [sentinels](Server::sentinels), which want no password themselves. (Redis 7.0 can't read again
+    /// what its sentinels write down of a password with blanks or quotes.)
     #[must_use]
     pub fn with_sentinels(mut self, replicas: usize, sentinels: usize) -> Self {
         self.shape = Shape::Sentinel { replicas };
@@ -109,6 +112,13 @@ impl Redis {
     #[must_use]
     pub fn with_tls(mut self) -> Self {
         self.wanted.tls = true;
+        self
+    }
+
+    /// A server whose URL was given will do all the same, whatever it is like.
+    #[must_use]
+    pub fn or_given(mut self) -> Self {
+        self.wanted.given = true;
         self
     }
 
@@ -149,10 +159,10 @@ impl Redis {
     /// # Errors
     /// There is none on this machine, or it does not work.
     pub fn start(&self) -> Result<Server, Missing> {
-        started(&REDIS, &self.wanted, |path, folder| self.nodes(path, folder))
+        started(&REDIS, &self.wanted, |source, folder| self.nodes(source, folder))
     }
 
-    fn nodes(&self, path: &Path, folder: &TempDir) -> io::Result<Vec<Node>> {
+    fn nodes(&self, source: &Source, folder: &TempDir) -> io::Result<Vec<Node>> {
         let places = self.places()?;
         let node = |place: &Place| {
             let data = folder.path().join(&place.name);
@@ -176,7 +186,7 @@ impl Redis {
             Ok(Node::new(Program {
                 log: folder.path().join(format!("{}.log", place.name)),
                 name: place.name.clone(),
-                path: path.to_owned(),
+                source: source.clone(),
                 arguments,
                 environment: self.wanted.environment.clone(),
                 folder: folder.path().to_owned(),
@@ -336,6 +346,15 @@ fn cluster(me: &Place, places: &[Place], primaries: usize) -> String {
     }
     let _ = writeln!(text, "vars currentEpoch {primaries} lastVoteEpoch 0");
     text
+}
+
+/// It says that it wants a password, or that it needs none.
+fn greets(address: &str) -> io::Result<bool> {
+    match super::resp::ask(address, None, &["PING"]) {
+        Ok(answer) => Ok(answer == "PONG\n"),
+        Err(error) if error.kind() == io::ErrorKind::Other => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 fn random_id() -> String {

@@ -1,19 +1,14 @@
-//! As much of Redis's protocol as it takes to ask a server on this machine how it is.
+//! As much of Redis's protocol as it takes to ask a server how it is.
 
 use std::io::{self, BufRead, BufReader, Read, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::time::Duration;
 
 use super::Login;
 
-const TIMEOUT: Duration = Duration::from_secs(2);
 const LENGTH_MAX: usize = 1 << 20;
 
 /// What a command is answered, each string and number on a line of its own.
-pub(super) fn ask(port: u16, login: Option<&Login>, command: &[&str]) -> io::Result<String> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+pub(super) fn ask(address: &str, login: Option<&Login>, command: &[&str]) -> io::Result<String> {
+    let mut stream = super::http::connect(address)?;
     let mut answers = BufReader::new(stream.try_clone()?);
     if let Some(Login { user, password }) = login {
         stream.write_all(&encoded(&["AUTH", user, password]))?;

@@ -1,6 +1,9 @@
 //! Real servers, where this machine has some.
 
-use std::net::TcpStream;
+use std::env;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +43,27 @@ pub(crate) fn trials() -> Vec<Trial> {
         assert!(server.url().starts_with("etcd://root:secret@127.0.0.1:"), "{}", server.url());
         broken_and_mended(server)
     }));
+    let nats = Nats::new().with_control().find();
+    trials.push(trial("servers::nats_keeps_data", &nats, |nats| nats_keeps_data(&nats.start()?)));
+    let etcd = Etcd::new().with_control().find();
+    trials.push(trial("servers::etcd_keeps_data", &etcd, |etcd| etcd_keeps_data(&etcd.start()?)));
+    let nats = Nats::new().with_control().find();
+    trials.push(trial("servers::goes_in_a_panic", &nats, |nats| goes_in_a_panic(nats.start()?)));
+    let nats = Nats::new().with_control().find();
+    trials.push(trial("servers::notices_who_has_its_ports", &nats, |nats| {
+        notices_who_has_its_ports(&nats.start()?)
+    }));
+    // Images are not chosen by their version, and their clocks can't be moved.
+    let programs = ["", "programs"].contains(&&*env::var("COORD_TEST_SERVERS").unwrap_or_default());
+    if programs {
+        trials.extend(version_trials());
+    }
+    trials.extend(redis_trials());
+    trials
+}
+
+fn version_trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
     for (version, _) in versions("nats-server") {
         let nats = Nats::new().with_version(&version).find();
         let name = format!("servers::nats_{version}");
@@ -50,27 +74,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = format!("servers::etcd_{version}");
         trials.push(trial(name, &etcd, |etcd| broken_and_mended(etcd.start()?)));
     }
-    trials.extend(redis_trials());
-    #[cfg(feature = "tls")]
-    trials.extend(tls_trials());
-    trials
-}
-
-fn redis_trials() -> Vec<Trial> {
-    let mut trials = vec![
-        trial("servers::redis", &Redis::new().find(), |redis| answers(&redis.start()?)),
-        trial(
-            "servers::redis_with_sentinels",
-            &Redis::new().with_login("ann", "it's \"secret\"").with_sentinels(1, 3).find(),
-            |redis| fails_over(&redis.start()?),
-        ),
-        trial("servers::redis_cluster", &Redis::new().with_cluster(3, 1).find(), |redis| {
-            covers_all_slots(&redis.start()?)
-        }),
-    ];
     for program in ["redis-server", "valkey-server"] {
         for (version, _) in versions(program) {
-            let redis = Redis::new().with_version(&version).with_login("default", "secret").find();
+            let redis =
+                Redis::new().with_version(&version).with_login("default", "a \"secret\"").find();
             trials.push(trial(format!("servers::{program}_{version}"), &redis, |redis| {
                 let server = redis.start()?;
                 keeps_data(&server)?;
@@ -86,6 +93,97 @@ fn redis_trials() -> Vec<Trial> {
     trials
 }
 
+fn redis_trials() -> Vec<Trial> {
+    vec![
+        trial("servers::redis", &Redis::new().find(), |redis| answers(&redis.start()?)),
+        trial(
+            "servers::redis_with_sentinels",
+            &Redis::new().with_login("ann", "secret").with_sentinels(1, 3).find(),
+            |redis| fails_over(&redis.start()?),
+        ),
+        trial("servers::redis_cluster", &Redis::new().with_cluster(3, 1).find(), |redis| {
+            covers_all_slots(&redis.start()?)
+        }),
+    ]
+}
+
+fn nats_keeps_data(server: &Server) -> Result<(), Failed> {
+    let ask = |subject: &str, json: &str| {
+        let (length, address) = (json.len(), &server.addresses()[0]);
+        let text = format!(
+            "CONNECT {{\"verbose\":false}}\r\nSUB answer 1\r\nPUB {subject} answer {length}\r\n\
+             {json}\r\n"
+        );
+        converse(address, &text, |said| said.contains("MSG ") && said.ends_with("}\r\n"))
+    };
+    let made = ask("$JS.API.STREAM.CREATE.KEPT", r#"{"name":"KEPT","subjects":["kept"]}"#)?;
+    assert!(made.contains("\"did_create\":true"), "{made}");
+    let kept = ask("kept", "{}")?;
+    assert!(kept.contains("\"seq\":1"), "{kept}");
+    server.restart()?;
+    let found = ask("$JS.API.STREAM.INFO.KEPT", "")?;
+    assert!(found.contains("\"messages\":1"), "{found}");
+    Ok(())
+}
+
+fn etcd_keeps_data(server: &Server) -> Result<(), Failed> {
+    let ask = |step: &str, json: &str| {
+        let text =
+            format!("POST /v3/kv/{step} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{json}", json.len());
+        converse(&server.addresses()[0], &text, |said| said.ends_with("}\n") || said.ends_with('}'))
+    };
+    // "key" and "kept" in base64.
+    let put = ask("put", r#"{"key":"a2V5","value":"a2VwdA=="}"#)?;
+    assert!(put.starts_with("HTTP/1.0 200"), "{put}");
+    server.restart()?;
+    let found = ask("range", r#"{"key":"a2V5"}"#)?;
+    assert!(found.contains("\"value\":\"a2VwdA==\""), "{found}");
+    Ok(())
+}
+
+/// Says something, and hears until that is all.
+fn converse(address: &str, text: &str, is_all: impl Fn(&str) -> bool) -> Result<String, Failed> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.write_all(text.as_bytes())?;
+    let (mut heard, mut buffer) = (String::new(), [0; 4096]);
+    while !is_all(&heard) {
+        let length = stream.read(&mut buffer)?;
+        if length == 0 {
+            return Err(format!("it hung up after {heard:?}").into());
+        }
+        heard.push_str(&String::from_utf8_lossy(&buffer[..length]));
+    }
+    Ok(heard)
+}
+
+fn goes_in_a_panic(server: Server) -> Result<(), Failed> {
+    let id = server.nodes()[0].id().ok_or("it runs")?;
+    let caught = catch_unwind(AssertUnwindSafe(move || {
+        let _server = server;
+        resume_unwind(Box::new("on purpose"));
+    }));
+    assert!(caught.is_err());
+    until(LIMIT, || state(id).is_none().then_some(())).ok_or("it outlived the panic".into())
+}
+
+/// Something that answers as a healthy server would has taken the ports while the server was down.
+fn notices_who_has_its_ports(server: &Server) -> Result<(), Failed> {
+    let node = &server.nodes()[0];
+    node.kill()?;
+    for port in [node.port(), node.http_port()] {
+        let foreign = TcpListener::bind(("127.0.0.1", port))?;
+        std::thread::spawn(move || {
+            for mut stream in foreign.incoming().flatten() {
+                let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\n{\"status\":\"ok\"}");
+            }
+        });
+    }
+    let error = node.start().expect_err("the ports are not its own").to_string();
+    assert!(error.contains("address already in use"), "{error}");
+    Ok(())
+}
+
 fn keeps_data(server: &Server) -> Result<(), Failed> {
     let node = &server.nodes()[0];
     node.ask(&["SET", "key", "kept"])?;
@@ -94,7 +192,7 @@ fn keeps_data(server: &Server) -> Result<(), Failed> {
     Ok(())
 }
 
-fn fails_over(server: &Server) -> Result<(), Failed> {
+pub(crate) fn fails_over(server: &Server) -> Result<(), Failed> {
     let [primary, replica, sentinel, ..] = server.nodes() else {
         return Err(Failed::from("it was not started here"));
     };
@@ -119,7 +217,7 @@ fn role(node: &Node) -> std::io::Result<String> {
     Ok(node.ask(&["ROLE"])?.lines().next().unwrap_or_default().to_owned())
 }
 
-fn covers_all_slots(server: &Server) -> Result<(), Failed> {
+pub(crate) fn covers_all_slots(server: &Server) -> Result<(), Failed> {
     let nodes = server.nodes();
     assert_eq!(nodes.len(), 6);
     assert!(nodes[0].ask(&["CLUSTER", "INFO"])?.contains("cluster_slots_ok:16384"));
@@ -147,30 +245,6 @@ fn has_that_clock(server: &Server, clock: &Clock) -> Result<(), Failed> {
     Ok(())
 }
 
-#[cfg(feature = "tls")]
-fn tls_trials() -> Vec<Trial> {
-    let speaks_tls = |server: Server| {
-        assert!(server.authority().is_some_and(std::path::Path::is_file));
-        broken_and_mended(server)
-    };
-    let nats = Nats::new().with_login("ann", "secret").with_tls().find();
-    let etcd = Etcd::new().with_root_password("secret").with_tls().find();
-    let redis = || Redis::new().with_login("ann", "secret").with_tls();
-    vec![
-        trial("servers::nats_with_tls", &nats, move |nats| speaks_tls(nats.start()?)),
-        trial("servers::etcd_with_tls", &etcd, move |etcd| speaks_tls(etcd.start()?)),
-        trial("servers::redis_with_tls", &redis().find(), move |redis| speaks_tls(redis.start()?)),
-        trial(
-            "servers::redis_with_sentinels_and_tls",
-            &redis().with_sentinels(1, 3).find(),
-            |redis| fails_over(&redis.start()?),
-        ),
-        trial("servers::redis_cluster_with_tls", &redis().with_cluster(3, 1).find(), |redis| {
-            covers_all_slots(&redis.start()?)
-        }),
-    ]
-}
-
 fn answers(server: &Server) -> Result<(), Failed> {
     for address in server.addresses() {
         TcpStream::connect(address)?;
@@ -179,7 +253,7 @@ fn answers(server: &Server) -> Result<(), Failed> {
     Ok(())
 }
 
-fn broken_and_mended(server: Server) -> Result<(), Failed> {
+pub(crate) fn broken_and_mended(server: Server) -> Result<(), Failed> {
     let node = server.nodes().first().ok_or("it was not started here")?;
     answers(&server)?;
     let id = node.id().ok_or("it runs")?;
