@@ -45,6 +45,11 @@ pub enum What {
         /// Its own deadline at this moment.
         until: Moment,
     },
+    /// A holder saw that it may not act any more; as often as it looks.
+    Lapsed {
+        /// Which tenure.
+        fence: Fence,
+    },
     /// A holder was told that its tenure is over, or ended it.
     Ended {
         /// Which tenure.
@@ -176,7 +181,8 @@ impl History {
     ///
     /// - Tenures of one lease never overlap. A tenure lasts from its first [`What::Holds`] to the last
     ///   deadline recorded of it, or to its [`What::Ended`] if that is earlier.
-    /// - Terms of one lease strictly rise from tenure to tenure, and no holder acts past its deadline.
+    /// - Terms of one lease strictly rise from tenure to tenure, and no holder that was told of its end, or
+    ///   saw that its deadline had passed, acts again.
     /// - Each tenure's end is told exactly once; not at all only while its deadline is still to come.
     /// - Each version of a table has one content, and its writers' terms never fall, so that no update
     ///   is lost; what is read is what was published, and the last read has the newest version.

@@ -24,6 +24,8 @@ struct Tenure<'a> {
     fence: &'a Fence,
     from: Moment,
     until: Moment,
+    /// Whether its holder has seen the deadline pass.
+    lapsed: bool,
     ended: Vec<Moment>,
 }
 
@@ -49,6 +51,12 @@ fn leases(entries: &[Entry], wrong: &mut Vec<Violation>) {
             What::Holds { fence, until } => {
                 let tenures = leases.entry((&fence.lease, &fence.origin)).or_default();
                 holds(tenures, entry, fence, *until, wrong);
+            }
+            What::Lapsed { fence } => {
+                let tenures = leases.entry((&fence.lease, &fence.origin)).or_default();
+                if let Some(tenure) = tenures.iter_mut().find(|tenure| tenure.fence == fence) {
+                    tenure.lapsed = true;
+                }
             }
             What::Ended { fence, how } => {
                 let tenures = leases.entry((&fence.lease, &fence.origin)).or_default();
@@ -80,10 +88,11 @@ fn holds<'a>(
 ) {
     let Some(tenure) = tenures.iter_mut().find(|tenure| tenure.fence == fence) else {
         let (who, from) = (entry.who.as_str(), entry.at);
-        tenures.push(Tenure { who, fence, from, until, ended: Vec::new() });
+        tenures.push(Tenure { who, fence, from, until, lapsed: false, ended: Vec::new() });
         return;
     };
-    if entry.at >= tenure.end() {
+    // A deadline that was recorded may have been moved since, before it passed.
+    if tenure.lapsed || tenure.ended.first().is_some_and(|ended| *ended <= entry.at) {
         let text = format!("{}, and holds again at {:?}", tenure.text(), entry.at.since_origin());
         wrong.push(violation("a tenure was revived", text));
     }
@@ -313,9 +322,13 @@ mod tests {
 
     #[test]
     fn a_revived_tenure_is_seen() {
+        let lapsed = Entry { what: What::Lapsed { fence: fence(7, 7) }, ..ended(5, "one", 7) };
         let after_its_deadline =
-            vec![holds(1, "one", 7, 5), holds(6, "one", 7, 12), ended(12, "one", 7)];
+            vec![holds(1, "one", 7, 5), lapsed, holds(6, "one", 7, 12), ended(12, "one", 7)];
         assert_eq!(rules(after_its_deadline), ["a tenure was revived"]);
+        // Nobody saw it pass: it was renewed in between.
+        let renewed = vec![holds(1, "one", 7, 5), holds(6, "one", 7, 12), ended(12, "one", 7)];
+        assert_eq!(rules(renewed), Vec::<&str>::new());
         let after_its_end = vec![holds(1, "one", 7, 9), ended(5, "one", 7), holds(6, "one", 7, 12)];
         assert_eq!(rules(after_its_end), ["a tenure was revived"]);
     }

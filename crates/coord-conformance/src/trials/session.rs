@@ -52,12 +52,11 @@ fn session(cx: &Cx, client: &Client, node: &str, clock: &Arc<dyn Clock>) -> Done
     Ok(leases.with_clock(Arc::clone(clock)).lease("jobs")?.ttl(cx.ttl().get()).build()?)
 }
 
-/// Records that a guard holds by now, if it does.
+/// Records whether a guard holds by now.
 fn note(recorder: &Recorder, who: &str, guard: &LeaseGuard) {
-    let until = guard.deadline();
-    if guard.is_held() {
-        recorder.record(who, What::Holds { fence: guard.fence(), until });
-    }
+    let (until, fence) = (guard.deadline(), guard.fence());
+    let held = guard.is_held();
+    recorder.record(who, if held { What::Holds { fence, until } } else { What::Lapsed { fence } });
 }
 
 /// Records how the tenure ended.
