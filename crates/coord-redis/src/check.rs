@@ -251,7 +251,9 @@ fn judge(settings: &Settings, min_replicas: u16) -> Vec<HealthPoint> {
             add(Bad, why);
         }
         Some(0) => {
-            add(Good, "no replica: while the server is away so is the store".into());
+            let why = "no replica: while the server is away so is the store, and its disk is the \
+                       only one";
+            add(Warning, why.into());
         }
         Some(found) if settings.min_replicas_to_write.as_deref() == Some("0") => {
             let why = format!(
@@ -311,35 +313,22 @@ mod tests {
     #[test]
     fn what_may_lose_data_is_said() {
         use HealthStatus::{Bad, Good, Warning};
-        let safe = ["yes", "always", "0", "noeviction", "0"];
+        let safe = ["yes", "always", "0", "noeviction", "1"];
+        let with = |place: usize, value: &'static str| {
+            let mut changed = safe;
+            changed[place] = value;
+            changed
+        };
+        let limited = |policy| ["yes", "always", "100", policy, "1"];
         for (settings, min_replicas, status, part) in [
-            (settings(safe, Some(0)), 0, Good, "appendfsync always"),
-            (
-                settings(["no", "always", "0", "noeviction", "0"], Some(0)),
-                0,
-                Warning,
-                "appendonly no",
-            ),
-            (
-                settings(["yes", "everysec", "0", "noeviction", "0"], Some(0)),
-                0,
-                Warning,
-                "appendfsync everysec",
-            ),
-            (
-                settings(["yes", "always", "100", "allkeys-lru", "0"], Some(0)),
-                0,
-                Bad,
-                "allkeys-lru",
-            ),
-            (
-                settings(["yes", "always", "100", "volatile-lru", "0"], Some(0)),
-                0,
-                Good,
-                "volatile-lru",
-            ),
-            (settings(["yes", "always", "0", "allkeys-lru", "0"], Some(0)), 0, Good, "no replica"),
-            (settings(safe, Some(2)), 0, Warning, "min-replicas-to-write 0"),
+            (settings(safe, Some(1)), 1, Good, "appendfsync always"),
+            (settings(with(0, "no"), Some(1)), 0, Warning, "appendonly no"),
+            (settings(with(1, "everysec"), Some(1)), 0, Warning, "appendfsync everysec"),
+            (settings(limited("allkeys-lru"), Some(1)), 0, Bad, "allkeys-lru"),
+            (settings(limited("volatile-lru"), Some(1)), 0, Good, "volatile-lru"),
+            (settings(with(3, "allkeys-lru"), Some(1)), 0, Good, "1 replicas"),
+            (settings(safe, Some(0)), 0, Warning, "no replica"),
+            (settings(with(4, "0"), Some(2)), 0, Warning, "min-replicas-to-write 0"),
             (settings(safe, Some(1)), 2, Bad, "min_replicas=2"),
             (Settings::default(), 0, Warning, "appendonly unknown"),
         ] {

@@ -218,14 +218,14 @@ impl Client {
 
     /// Sends one command.
     pub(crate) async fn send(&self, op: Op<'_>, effect: Effect, command: Cmd) -> Result<Reply> {
-        let call = Call { command, code: None };
+        let call = Call::Plain(command);
         let value = self.call(op, effect, &self.0.main, &call, None).await?;
         Reply::of(op, value)
     }
 
     /// Sends one command whatever its answer looks like.
     pub(crate) async fn send_any(&self, op: Op<'_>, effect: Effect, command: Cmd) -> Result<()> {
-        let call = Call { command, code: None };
+        let call = Call::Plain(command);
         self.call(op, effect, &self.0.main, &call, None).await.map(drop)
     }
 
@@ -246,7 +246,7 @@ impl Client {
         op: Op<'_>,
         effect: Effect,
         link: &Link,
-        call: &Call,
+        call: &Call<'_>,
         wait: Option<(u16, Duration)>,
     ) -> Result<Value> {
         let attempts = async {
@@ -273,38 +273,53 @@ impl Client {
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let limit = self.0.request_timeout;
-        let asked = link.current();
         tokio::select! {
             biased;
             () = self.0.closed.cancelled() => Err(op.closed()),
             answer = timeout(limit, call) => answer.unwrap_or_else(|_| {
-                link.forget(asked.max(link.current()));
+                link.forget(link.current());
                 Err(no_answer(op, limit, effect))
             }),
         }
     }
 }
 
-/// A command, and the code of the script that it runs.
-struct Call {
-    command: Cmd,
-    code: Option<Cmd>,
+/// What is sent.
+enum Call<'a> {
+    Plain(Cmd),
+    Script { script: &'a Script, keys: Vec<String>, arguments: &'a [&'a [u8]] },
 }
 
-impl Call {
-    fn script(keys: &Keys, script: &Script, and: &[String], arguments: &[&[u8]]) -> Self {
-        let keys: Vec<String> = script.keys.iter().map(|kind: &Kind| keys.of(*kind)).collect();
-        let with = |name: &str, script: &str| {
-            let mut command = redis::cmd(name);
-            command.arg(script).arg(keys.len() + and.len()).arg(&keys).arg(and);
-            for argument in arguments {
-                command.arg(*argument);
-            }
-            command
-        };
-        let command = with("EVALSHA", &script.hash());
-        Self { command, code: Some(with("EVAL", script.code())) }
+impl<'a> Call<'a> {
+    fn script(keys: &Keys, script: &'a Script, and: &[String], arguments: &'a [&'a [u8]]) -> Self {
+        let own = script.keys.iter().map(|kind: &Kind| keys.of(*kind));
+        Self::Script { script, keys: own.chain(and.iter().cloned()).collect(), arguments }
     }
+
+    fn command(&self) -> Cmd {
+        match self {
+            Self::Plain(command) => command.clone(),
+            Self::Script { script, keys, arguments } => {
+                evaluation("EVALSHA", script.hash(), keys, arguments)
+            }
+        }
+    }
+
+    /// The same for a server that does not know the script.
+    fn with_code(&self) -> Option<Cmd> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Script { script, keys, arguments } => {
+                Some(evaluation("EVAL", script.code(), keys, arguments))
+            }
+        }
+    }
+}
+
+fn evaluation(name: &str, script: &str, keys: &[String], arguments: &[&[u8]]) -> Cmd {
+    let mut command = redis::cmd(name);
+    command.arg(script).arg(keys.len()).arg(keys).arg(arguments);
+    command
 }
 
 struct Failed {
@@ -318,14 +333,15 @@ async fn attempt(
     effect: Effect,
     link: &Link,
     mut live: Live,
-    call: &Call,
+    call: &Call<'_>,
     wait: Option<(u16, Duration)>,
 ) -> Result<Value, Failed> {
-    let mut answer = live.connection.send_packed_command(&call.command).await.and_then(checked);
-    if let (Err(error), Some(code)) = (&answer, &call.code)
-        && is_unknown_script(error)
+    let command = call.command();
+    let mut answer = live.connection.send_packed_command(&command).await.and_then(checked);
+    if answer.as_ref().is_err_and(is_unknown_script)
+        && let Some(command) = call.with_code()
     {
-        answer = live.connection.send_packed_command(code).await.and_then(checked);
+        answer = live.connection.send_packed_command(&command).await.and_then(checked);
     }
     let value = answer.map_err(|error| {
         let way = way(&error);

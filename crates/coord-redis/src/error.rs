@@ -220,7 +220,7 @@ fn classify(error: &RedisError) -> Class {
             class(Invalid, Way::Lost, "the client refuses the address or its options").refused()
         }
         _ if is_answer => class(Unavailable, Way::Good, "the request failed").quoting(),
-        _ => class(Unavailable, Way::Lost, "the connection broke"),
+        _ => class(Unavailable, Way::Lost, "the connection broke; is that a Redis server?"),
     }
 }
 

@@ -1,31 +1,39 @@
 //! The scripts: one for each atomic step. A server runs one at a time, and by its own clock.
 
+use std::sync::LazyLock;
+
 use redis::Script as Vendor;
 
 use crate::keys::Kind;
 
 /// One atomic step.
 pub(crate) struct Script {
-    /// Its name, for errors.
-    pub(crate) name: &'static str,
     /// The keys that it touches, in its own order.
     pub(crate) keys: &'static [Kind],
-    /// Whether it may write.
+    /// Whether it writes something that its caller answers for.
     pub(crate) writes: bool,
     code: &'static str,
+    /// What the server knows it by, once it has seen it.
+    hash: LazyLock<String>,
+}
+
+macro_rules! code {
+    ($name:literal) => {
+        concat!(
+            include_str!("scripts/prelude.lua"),
+            include_str!(concat!("scripts/", $name, ".lua"))
+        )
+    };
 }
 
 macro_rules! script {
     ($(#[$doc:meta])* $id:ident, $name:literal, $writes:literal, [$($key:ident),*]) => {
         $(#[$doc])*
         pub(crate) static $id: Script = Script {
-            name: $name,
             keys: &[$(Kind::$key),*],
             writes: $writes,
-            code: concat!(
-                include_str!("scripts/prelude.lua"),
-                include_str!(concat!("scripts/", $name, ".lua"))
-            ),
+            code: code!($name),
+            hash: LazyLock::new(|| Vendor::new(code!($name)).get_hash().to_owned()),
         };
     };
 }
@@ -49,7 +57,7 @@ script!(REQUESTS, "requests", false, [Requests, Answers, RequestEnds]);
 script!(
     REAP,
     "reap",
-    true,
+    false,
     [Leases, LeaseEnds, LeaseNames, Nodes, NodeEnds, Requests, Answers, RequestEnds, Events]
 );
 script!(
@@ -66,8 +74,7 @@ impl Script {
         self.code
     }
 
-    /// What the server knows the script by, once it has seen it.
-    pub(crate) fn hash(&self) -> String {
-        Vendor::new(self.code).get_hash().to_owned()
+    pub(crate) fn hash(&self) -> &str {
+        &self.hash
     }
 }

@@ -11,10 +11,10 @@ if found then
   if held.attempt == attempt then
     local again = with_mark('term', term, record)
     if again ~= found then
-      redis.call('HSET', leases, name, again)
+      call('HSET', leases, name, again)
       say(events, 'lease', name, 'changed', term)
     end
-    redis.call('ZADD', ends, text(at + ttl), name)
+    call('ZADD', ends, text(at + ttl), name)
     return {'acquired', again}
   end
   if reclaim ~= '1' or held.node ~= node then
@@ -26,8 +26,8 @@ if not term then
   return corrupt('the last term is not a number below 2^52')
 end
 local taken = with_mark('term', term, record)
-redis.call('HSET', leases, name, taken)
-redis.call('ZADD', ends, text(at + ttl), name)
-redis.call('ZADD', names, 0, name)
+call('HSET', leases, name, taken)
+call('ZADD', ends, text(at + ttl), name)
+call('ZADD', names, 0, name)
 say(events, 'lease', name, 'acquired', term)
 return {'acquired', taken}

@@ -1,7 +1,7 @@
 -- All that live, by name: name, record and how long it has still to live.
 local records, ends = unpack(KEYS)
 local at, answer = now(), {}
-local names = redis.call('ZRANGEBYSCORE', ends, '(' .. text(at), '+inf')
+local names = call('ZRANGEBYSCORE', ends, '(' .. text(at), '+inf')
 for _, name in ipairs(names) do
   local found, rest = live(records, ends, name, at)
   if found then

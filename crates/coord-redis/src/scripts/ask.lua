@@ -2,5 +2,5 @@
 local tables, requests, answers, ends = unpack(KEYS)
 local table_name, id = unpack(ARGV)
 local found = live(requests, ends, id, now())
-local answer = found and redis.call('HGET', answers, id)
-return {redis.call('HGET', tables, table_name) or '', found or '', answer or ''}
+local answer = found and call('HGET', answers, id)
+return {call('HGET', tables, table_name) or '', found or '', answer or ''}

@@ -7,7 +7,7 @@ if not found then
 end
 local mark, body = marked(found)
 if mark and '{' .. body == record then
-  redis.call('ZADD', ends, text(at + ttl), id)
+  call('ZADD', ends, text(at + ttl), id)
   return {'renewed', mark}
 end
 local held = decoded(found)
@@ -21,7 +21,7 @@ mark = tick(clock, at)
 if not mark then
   return corrupt('the last term is not a number below 2^52')
 end
-redis.call('HSET', nodes, id, with_mark('revision', mark, record))
-redis.call('ZADD', ends, text(at + ttl), id)
+call('HSET', nodes, id, with_mark('revision', mark, record))
+call('ZADD', ends, text(at + ttl), id)
 say(events, 'node', id, 'updated', incarnation)
 return {'renewed', mark}

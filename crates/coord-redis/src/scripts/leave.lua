@@ -14,7 +14,7 @@ end
 if held.node.incarnation ~= incarnation or (revision ~= '' and revision ~= mark) then
   return {'alive', found, rest}
 end
-redis.call('HDEL', nodes, id)
-redis.call('ZREM', ends, id)
+call('HDEL', nodes, id)
+call('ZREM', ends, id)
 say(events, 'node', id, 'left', incarnation)
 return {'removed'}

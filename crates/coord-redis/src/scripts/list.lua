@@ -4,7 +4,7 @@ local after, limit = ARGV[1], tonumber(ARGV[2])
 local at, answer, count = now(), {}, 0
 local from = after == '' and '-' or '(' .. after
 while count < limit do
-  local page = redis.call('ZRANGEBYLEX', names, from, '+', 'LIMIT', 0, limit)
+  local page = call('ZRANGEBYLEX', names, from, '+', 'LIMIT', 0, limit)
   for _, name in ipairs(page) do
     local found, rest = live(leases, ends, name, at)
     if found and count < limit then

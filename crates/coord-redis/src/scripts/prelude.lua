@@ -1,6 +1,19 @@
 -- What all scripts begin with. All times are microseconds by this server's clock.
+
+-- Runs a command. Older servers don't say which one it was that the user may not run.
+local function call(command, ...)
+  local answer = redis.pcall(command, ...)
+  if type(answer) ~= 'table' or not answer.err then
+    return answer
+  end
+  if string.find(answer.err, 'permission') or string.find(answer.err, "user executing the script can't") then
+    error('NOPERM the user may not run ' .. command .. ': ' .. answer.err)
+  end
+  return redis.call(command, ...)
+end
+
 local function now()
-  local time = redis.call('TIME')
+  local time = call('TIME')
   return time[1] * 1000000 + time[2]
 end
 
@@ -11,7 +24,7 @@ end
 
 -- A mark greater than all before it, also if the last one was lost; none if the last one is no mark.
 local function tick(clock, at)
-  local mark, last = at, redis.call('GET', clock)
+  local mark, last = at, call('GET', clock)
   if last then
     last = tonumber(last)
     if not last or last < 0 or last >= 4503599627370495 then
@@ -19,20 +32,20 @@ local function tick(clock, at)
     end
     mark = math.max(at, last + 1)
   end
-  redis.call('SET', clock, text(mark))
+  call('SET', clock, text(mark))
   return text(mark)
 end
 
 -- How long an entry has still to live; none if it has ended.
 local function left(ends, name, at)
-  local score = redis.call('ZSCORE', ends, name)
+  local score = call('ZSCORE', ends, name)
   local rest = score and tonumber(score) - at
   return rest and rest > 0 and rest or nil
 end
 
 local function live(records, ends, name, at)
   local rest = left(ends, name, at)
-  local found = rest and redis.call('HGET', records, name)
+  local found = rest and call('HGET', records, name)
   if found then
     return found, text(rest)
   end
@@ -59,7 +72,7 @@ end
 
 -- Wakes the watches. They read for themselves what has changed.
 local function say(events, kind, name, what, about)
-  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', kind, 'name', name, 'what', what, 'about', about or '')
+  call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', kind, 'name', name, 'what', what, 'about', about or '')
 end
 
 local function corrupt(what)

@@ -4,40 +4,40 @@ local leases, lease_ends, names, nodes, node_ends, requests, answers, request_en
 local last = ARGV[1]
 local at = now()
 local function due(ends)
-  return redis.call('ZRANGEBYSCORE', ends, '-inf', text(at), 'LIMIT', 0, 100)
+  return call('ZRANGEBYSCORE', ends, '-inf', text(at), 'LIMIT', 0, 100)
 end
 for _, name in ipairs(due(lease_ends)) do
-  local found = redis.call('HGET', leases, name)
-  redis.call('HDEL', leases, name)
-  redis.call('ZREM', lease_ends, name)
-  redis.call('ZREM', names, name)
+  local found = call('HGET', leases, name)
+  call('HDEL', leases, name)
+  call('ZREM', lease_ends, name)
+  call('ZREM', names, name)
   say(events, 'lease', name, 'ended', found and marked(found) or '')
 end
 for _, id in ipairs(due(node_ends)) do
-  local found = redis.call('HGET', nodes, id)
+  local found = call('HGET', nodes, id)
   local held = found and decoded(found)
   local node = held and type(held.node) == 'table' and held.node.incarnation or ''
-  redis.call('HDEL', nodes, id)
-  redis.call('ZREM', node_ends, id)
+  call('HDEL', nodes, id)
+  call('ZREM', node_ends, id)
   say(events, 'node', id, 'expired', node)
 end
 for _, id in ipairs(due(request_ends)) do
-  redis.call('HDEL', requests, id)
-  redis.call('HDEL', answers, id)
-  redis.call('ZREM', request_ends, id)
+  call('HDEL', requests, id)
+  call('HDEL', answers, id)
+  call('ZREM', request_ends, id)
   say(events, 'request', id, 'gone')
 end
 local next_end = -1
 for _, ends in ipairs({lease_ends, node_ends, request_ends}) do
-  local first = redis.call('ZRANGE', ends, 0, 0, 'WITHSCORES')
+  local first = call('ZRANGE', ends, 0, 0, 'WITHSCORES')
   local rest = first[2] and math.max(tonumber(first[2]) - at, 0)
   if rest and (next_end < 0 or rest < next_end) then
     next_end = rest
   end
 end
 local missing = '0'
-if last ~= '' and last ~= '0-0' and #redis.call('XRANGE', events, last, last) == 0 then
+if last ~= '' and last ~= '0-0' and #call('XRANGE', events, last, last) == 0 then
   missing = '1'
 end
-local newest = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)
+local newest = call('XREVRANGE', events, '+', '-', 'COUNT', 1)
 return {missing, newest[1] and newest[1][1] or '0-0', text(next_end)}

@@ -11,7 +11,7 @@ if found then
   end
   if held.node.incarnation == incarnation then
     if '{' .. body == record then
-      redis.call('ZADD', ends, text(at + ttl), id)
+      call('ZADD', ends, text(at + ttl), id)
       return {'registered', mark}
     end
     what = 'updated'
@@ -23,7 +23,7 @@ local mark = tick(clock, at)
 if not mark then
   return corrupt('the last term is not a number below 2^52')
 end
-redis.call('HSET', nodes, id, with_mark('revision', mark, record))
-redis.call('ZADD', ends, text(at + ttl), id)
+call('HSET', nodes, id, with_mark('revision', mark, record))
+call('ZADD', ends, text(at + ttl), id)
 say(events, 'node', id, what, incarnation)
 return {'registered', mark}

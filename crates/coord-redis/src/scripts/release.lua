@@ -11,8 +11,8 @@ end
 if held.attempt ~= attempt or marked(found) ~= term then
   return {'gone'}
 end
-redis.call('HDEL', leases, name)
-redis.call('ZREM', ends, name)
-redis.call('ZREM', names, name)
+call('HDEL', leases, name)
+call('ZREM', ends, name)
+call('ZREM', names, name)
 say(events, 'lease', name, 'ended', term)
 return {'released'}

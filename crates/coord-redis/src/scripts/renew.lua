@@ -12,5 +12,5 @@ end
 if held.attempt ~= attempt or marked(found) ~= term then
   return {'lost', found, rest}
 end
-redis.call('ZADD', ends, text(at + ttl), name)
+call('ZADD', ends, text(at + ttl), name)
 return {'renewed', found}

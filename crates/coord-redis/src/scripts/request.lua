@@ -4,15 +4,15 @@ local at = now()
 if live(requests, ends, id, at) then
   return {'there'}
 end
-if redis.call('ZCOUNT', ends, '(' .. text(at), '+inf') >= tonumber(most) then
+if call('ZCOUNT', ends, '(' .. text(at), '+inf') >= tonumber(most) then
   return {'full'}
 end
 local mark = tick(clock, at)
 if not mark then
   return corrupt('the last term is not a number below 2^52')
 end
-redis.call('HSET', requests, id, with_mark('revision', mark, record))
-redis.call('HDEL', answers, id)
-redis.call('ZADD', ends, text(at + limit), id)
+call('HSET', requests, id, with_mark('revision', mark, record))
+call('HDEL', answers, id)
+call('ZADD', ends, text(at + limit), id)
 say(events, 'request', id, 'submitted')
 return {'there'}

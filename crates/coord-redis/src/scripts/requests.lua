@@ -2,12 +2,12 @@
 local requests, answers, ends = unpack(KEYS)
 local at, answer, ids = now(), {}, ARGV
 if #ids == 0 then
-  ids = redis.call('ZRANGEBYSCORE', ends, '(' .. text(at), '+inf')
+  ids = call('ZRANGEBYSCORE', ends, '(' .. text(at), '+inf')
 end
 for _, id in ipairs(ids) do
   local found = live(requests, ends, id, at)
   answer[#answer + 1] = id
   answer[#answer + 1] = found or ''
-  answer[#answer + 1] = found and redis.call('HGET', answers, id) or ''
+  answer[#answer + 1] = found and call('HGET', answers, id) or ''
 end
 return answer

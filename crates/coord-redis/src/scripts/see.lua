@@ -2,4 +2,4 @@
 local tables, leases, ends = unpack(KEYS)
 local table_name, lease = unpack(ARGV)
 local found = lease ~= '' and live(leases, ends, lease, now())
-return {redis.call('HGET', tables, table_name) or '', found or ''}
+return {call('HGET', tables, table_name) or '', found or ''}

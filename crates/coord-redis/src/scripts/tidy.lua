@@ -1,10 +1,10 @@
 -- Removes chunks while the head is the one that was written last.
 local tables, chunks = unpack(KEYS)
-local found = redis.call('HGET', tables, ARGV[1])
+local found = call('HGET', tables, ARGV[1])
 if not found or marked(found) ~= ARGV[2] then
   return {'changed'}
 end
 for index = 3, #ARGV do
-  redis.call('HDEL', chunks, ARGV[index])
+  call('HDEL', chunks, ARGV[index])
 end
 return {'removed'}

@@ -2,7 +2,7 @@
 local tables, leases, ends, clock, events = unpack(KEYS)
 local table_name, expected, record, lease, attempt, term = unpack(ARGV)
 local at = now()
-local found = redis.call('HGET', tables, table_name)
+local found = call('HGET', tables, table_name)
 local mark = found and marked(found) or ''
 if mark ~= expected or (found and mark == '') then
   return {'changed'}
@@ -18,6 +18,6 @@ mark = tick(clock, at)
 if not mark then
   return corrupt('the last term is not a number below 2^52')
 end
-redis.call('HSET', tables, table_name, with_mark('revision', mark, record))
+call('HSET', tables, table_name, with_mark('revision', mark, record))
 say(events, 'table', table_name, 'written')
 return {'written', mark}
