@@ -14,7 +14,8 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         on("a_restart_loses_no_grant", Redis::new(), restart),
         on("terms_rise_over_lost_data", Redis::new().with_config(forgetful), lost_data),
-        on("terms_rise_though_the_clock_goes_back", Redis::new(), clock),
+        // Debian's Redis can't run under a clock that is moved.
+        on("terms_rise_though_the_clock_goes_back", Redis::new().with_version("9.1.2"), clock),
         on("forgotten_scripts_are_sent_again", Redis::new(), flushed_scripts),
         on("a_server_that_gives_no_answer_is_an_unknown_effect", Redis::new(), paused),
         on("too_few_replicas_grant_nothing", Redis::new(), too_few_replicas),
