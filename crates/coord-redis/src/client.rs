@@ -171,6 +171,7 @@ impl Client {
         let _ = timeout(CLOSE_LIMIT, self.0.tasks.wait()).await;
         self.0.main.cut();
         self.0.confirmed.cut();
+        self.0.hub.cut();
     }
 
     /// Runs one atomic step.
@@ -193,40 +194,56 @@ impl Client {
     ) -> Result<Reply> {
         let effect = if script.writes { Effect::Unknown } else { Effect::None };
         let call = Call::script(&self.0.keys, script, and, arguments);
-        let value = self.call(op, effect, &self.0.main, &call, None).await?;
+        let value = self.call(op, effect, &call).await?;
         Reply::of(op, value)
     }
 
-    /// Runs one atomic step, and waits until as many replicas have it as the URL wants.
+    /// Runs one atomic step, and waits until as many replicas have it as the URL wants: what it
+    /// answered, and what is wrong if they are fewer.
+    pub(crate) async fn run_and_wait(
+        &self,
+        op: Op<'_>,
+        script: &Script,
+        arguments: &[&[u8]],
+    ) -> Result<(Reply, Option<Error>)> {
+        let replicas = self.0.min_replicas;
+        if replicas == 0 {
+            return Ok((self.run(op, script, arguments).await?, None));
+        }
+        let call = Call::script(&self.0.keys, script, &[], arguments);
+        // Half of the limit, so that too few replicas are told as that and not as no answer.
+        let within = self.0.request_timeout / 2;
+        let link = &self.0.confirmed;
+        let waiting = async {
+            let (value, live) = self.attempts(op, Effect::Unknown, link, &call).await?;
+            let too_few = confirm(op, link, live, replicas, within).await.err();
+            Ok((Reply::of(op, value)?, too_few))
+        };
+        self.bounded(op, Effect::Unknown, link, waiting).await
+    }
+
+    /// The same where the step is not done unless they have it.
     pub(crate) async fn run_confirmed(
         &self,
         op: Op<'_>,
         script: &Script,
         arguments: &[&[u8]],
     ) -> Result<Reply> {
-        let replicas = self.0.min_replicas;
-        if replicas == 0 {
-            return self.run(op, script, arguments).await;
-        }
-        let call = Call::script(&self.0.keys, script, &[], arguments);
-        // Half of the limit, so that too few replicas are told as that and not as no answer.
-        let within = self.0.request_timeout / 2;
-        let wait = Some((replicas, within));
-        let value = self.call(op, Effect::Unknown, &self.0.confirmed, &call, wait).await?;
-        Reply::of(op, value)
+        let (reply, too_few) = self.run_and_wait(op, script, arguments).await?;
+        too_few.map_or(Ok(reply), Err)
     }
 
     /// Sends one command.
     pub(crate) async fn send(&self, op: Op<'_>, effect: Effect, command: Cmd) -> Result<Reply> {
         let call = Call::Plain(command);
-        let value = self.call(op, effect, &self.0.main, &call, None).await?;
+        let value = self.call(op, effect, &call).await?;
         Reply::of(op, value)
     }
 
     /// Sends one command whatever its answer looks like.
     pub(crate) async fn send_any(&self, op: Op<'_>, effect: Effect, command: Cmd) -> Result<()> {
         let call = Call::Plain(command);
-        self.call(op, effect, &self.0.main, &call, None).await.map(drop)
+        self.call(op, effect, &call).await.map(drop)
     }
 
     /// Sends one command whose refusal is an answer as well: none if the server does not know it or
@@ -241,26 +258,30 @@ impl Client {
         }
     }
 
-    async fn call(
+    async fn call(&self, op: Op<'_>, effect: Effect, call: &Call<'_>) -> Result<Value> {
+        let link = &self.0.main;
+        let attempts = async {
+            let (value, _) = self.attempts(op, effect, link, call).await?;
+            Ok(value)
+        };
+        self.bounded(op, effect, link, attempts).await
+    }
+
+    /// The answer, and the connection that it came on.
+    async fn attempts(
         &self,
         op: Op<'_>,
         effect: Effect,
         link: &Link,
         call: &Call<'_>,
-        wait: Option<(u16, Duration)>,
-    ) -> Result<Value> {
-        let attempts = async {
-            let live = link.live(op).await?;
-            match attempt(op, effect, link, live, call, wait).await {
-                Err(Failed { error: _, again: true }) => {
-                    let live = link.live(op).await?;
-                    let second = attempt(op, effect, link, live, call, wait).await;
-                    second.map_err(|failed| failed.error)
-                }
-                first => first.map_err(|failed| failed.error),
+    ) -> Result<(Value, Live)> {
+        let first = attempt(op, effect, link, call).await;
+        match first {
+            Err(Failed { error: _, again: true }) => {
+                attempt(op, effect, link, call).await.map_err(|failed| failed.error)
             }
-        };
-        self.bounded(op, effect, link, attempts).await
+            first => first.map_err(|failed| failed.error),
+        }
     }
 
     /// Ends a call at its limit and with the handle. A connection that gave no answer in time is not
@@ -332,10 +353,10 @@ async fn attempt(
     op: Op<'_>,
     effect: Effect,
     link: &Link,
-    mut live: Live,
     call: &Call<'_>,
-    wait: Option<(u16, Duration)>,
-) -> Result<Value, Failed> {
+) -> Result<(Value, Live), Failed> {
+    let live = link.live(op).await;
+    let mut live = live.map_err(|error| Failed { error, again: false })?;
     let command = call.command();
     let mut answer = live.connection.send_packed_command(&command).await.and_then(checked);
     if answer.as_ref().is_err_and(is_unknown_script)
@@ -343,17 +364,15 @@ async fn attempt(
     {
         answer = live.connection.send_packed_command(&command).await.and_then(checked);
     }
-    let value = answer.map_err(|error| {
+    let id = live.id;
+    answer.map(|value| (value, live)).map_err(|error| {
         let way = way(&error);
         if way != Way::Good {
-            link.forget(live.id);
+            link.forget(id);
         }
         let again = way == Way::Elsewhere || (way == Way::Lost && effect == Effect::None);
         Failed { error: problem(op, effect, error), again }
-    })?;
-    let Some((replicas, within)) = wait else { return Ok(value) };
-    confirm(op, link, live, replicas, within).await?;
-    Ok(value)
+    })
 }
 
 /// Waits until so many replicas have all that was written on a connection.
@@ -363,29 +382,25 @@ async fn confirm(
     mut live: Live,
     replicas: u16,
     within: Duration,
-) -> Result<(), Failed> {
+) -> Result<()> {
     let mut command = redis::cmd("WAIT");
     command.arg(replicas).arg(within.as_millis().to_string());
     let answer = live.connection.send_packed_command(&command).await.and_then(checked);
     let have = match answer {
         Ok(Value::Int(have)) => have,
-        Ok(other) => return Err(failed(op.strange(&format!("{other:?}")))),
+        Ok(other) => return Err(op.strange(&format!("{other:?}")).effect_unknown()),
         Err(error) => {
             if way(&error) != Way::Good {
                 link.forget(live.id);
             }
-            return Err(failed(problem(op, Effect::Unknown, error).effect_unknown()));
+            return Err(problem(op, Effect::Unknown, error).effect_unknown());
         }
     };
     if have >= i64::from(replicas) {
         return Ok(());
     }
     let why = format!("{have} of {replicas} replicas confirmed the write within {within:?}");
-    Err(failed(Error::unavailable(op.name, why).resource(op.resource)))
-}
-
-fn failed(error: Error) -> Failed {
-    Failed { error, again: false }
+    Err(Error::unavailable(op.name, why).resource(op.resource))
 }
 
 /// An answer that says that something failed, as that.

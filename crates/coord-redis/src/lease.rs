@@ -41,17 +41,17 @@ impl Lease for Handle {
             lasts.as_bytes(),
             reclaims,
         ];
-        let reply = match self.client.run_confirmed(op, &ACQUIRE, &arguments).await {
-            Ok(reply) => reply,
-            Err(error) if self.client.min_replicas() > 0 && error.is_retryable() => {
-                return Err(self.give_back(op, request, error).await);
+        let (reply, too_few) = self.client.run_and_wait(op, &ACQUIRE, &arguments).await?;
+        match (reply.outcome(), too_few) {
+            ("acquired", None) => {
+                Ok(Acquire::Acquired(self.grant(op, &request.lease, reply.get(1))?))
             }
-            Err(error) => return Err(error),
-        };
-        match reply.outcome() {
-            "acquired" => Ok(Acquire::Acquired(self.grant(op, &request.lease, reply.get(1))?)),
-            "held" => Ok(Acquire::Held(self.observed(op, &request.lease, &reply, 1)?)),
-            other => Err(op.strange(other)),
+            ("acquired", Some(error)) => {
+                let grant = self.grant(op, &request.lease, reply.get(1))?;
+                Err(self.give_back(op, &grant, error).await)
+            }
+            ("held", _) => Ok(Acquire::Held(self.observed(op, &request.lease, &reply, 1)?)),
+            (other, _) => Err(op.strange(other)),
         }
     }
 
@@ -128,21 +128,13 @@ pub(crate) fn part(term: Term) -> String {
 
 impl Handle {
     /// Ends a grant that too few replicas know of, so that nobody has to wait for its TTL.
-    async fn give_back(&self, op: Op<'_>, request: &AcquireRequest, error: Error) -> Error {
-        let found = self.read_lease(op, &request.lease).await;
-        let is_gone = match found {
-            Ok(None) => true,
-            Ok(Some(record)) if record.holder.attempt != request.holder.attempt => true,
-            Ok(Some(record)) => self.release(&record.into_grant()).await.is_ok(),
-            Err(_) => false,
-        };
-        match is_gone {
-            // The server may still run what it was sent and gave no answer to.
-            true if error.message_text().contains("replicas confirmed") => {
+    async fn give_back(&self, op: Op<'_>, grant: &Grant, error: Error) -> Error {
+        match self.release(grant).await {
+            Ok(_) => {
                 let why = error.message_text().to_owned();
                 Error::new(error.kind(), op.name).resource(op.resource).message(why)
             }
-            _ => error,
+            Err(_) => error,
         }
     }
 
@@ -201,7 +193,7 @@ impl LeaseTopic {
 impl Topic for LeaseTopic {
     type Event = LeaseEvent;
 
-    const READ_AGAIN: Duration = Duration::from_secs(2);
+    const READ_AGAIN: Duration = Duration::from_secs(5);
 
     fn concerns(&self, hint: &Hint) -> bool {
         hint.subject == Subject::Lease && hint.name == self.lease.as_str()

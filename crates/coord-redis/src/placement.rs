@@ -669,7 +669,7 @@ impl Topic for RequestsTopic {
             match arrived {
                 Some(arrived) => came.push(arrived),
                 None if self.known.remove(&id).is_some() => {
-                    events.push_back(RequestEvent::Gone(id))
+                    events.push_back(RequestEvent::Gone(id));
                 }
                 None => {}
             }

@@ -86,7 +86,7 @@ impl Fixture for Redises {
         let url = match &proxy {
             Some(proxy) => {
                 let url = server.url_via(proxy.addresses());
-                BackendUrl::parse(&format!("{url}/{cluster}?request_timeout=1s"))?
+                BackendUrl::parse(&format!("{url}/{cluster}?request_timeout=2s"))?
             }
             None => self.url(cluster)?,
         };

@@ -31,7 +31,7 @@ use crate::keys::Kind;
 use crate::scripts::REAP;
 
 /// The longest that the hub waits for events before it looks whether something has run out.
-const BLOCK_MAX: Duration = Duration::from_secs(1);
+const BLOCK_MAX: Duration = Duration::from_secs(3);
 /// How many events are read at once.
 const EVENTS_AT_ONCE: usize = 1_000;
 /// How many batches a subscription may be behind before it begins anew.
@@ -83,6 +83,11 @@ type Inbox = broadcast::Receiver<Signal>;
 impl Hub {
     pub(crate) fn new(link: Link) -> Self {
         Self { link: Arc::new(link), running: Arc::default() }
+    }
+
+    /// Ends its connection.
+    pub(super) fn cut(&self) {
+        self.link.cut();
     }
 
     /// Joins the hub, and starts it if it does not run. Whatever changes from the answer on is told.
