@@ -18,6 +18,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         on("terms_rise_though_the_clock_goes_back", Redis::new().with_version("9.1.2"), clock),
         on("forgotten_scripts_are_sent_again", Redis::new(), flushed_scripts),
         on("a_server_that_gives_no_answer_is_an_unknown_effect", Redis::new(), paused),
+        on("a_server_that_loads_its_data_is_waited_for", slow_to_load(), loading),
         on("too_few_replicas_grant_nothing", Redis::new(), too_few_replicas),
         on("a_damaged_record_is_told", Redis::new(), damaged),
     ]
@@ -113,6 +114,35 @@ async fn paused(redis: Redis) -> Done {
         }
     })
     .await?;
+    ensure(matches!(renewed, Renew::Renewed(_)), renewed)
+}
+
+/// Two milliseconds for each write that it has kept; Redis 7.0 has no such delay for its log.
+fn slow_to_load() -> Redis {
+    Redis::new().with_version("9.1.2").with_config("key-load-delay 2000\n")
+}
+
+async fn loading(redis: Redis) -> Done {
+    let server = redis.start()?;
+    let backend = open(&server, "").await?;
+    let grant = acquire(&backend, "jobs", 120).await?;
+    for _ in 0..2_500 {
+        let renewed = backend.lease().renew(&grant).await?;
+        ensure(matches!(renewed, Renew::Renewed(_)), renewed)?;
+    }
+    server.nodes()[0].kill()?;
+    let starting = server.clone();
+    let start = std::thread::spawn(move || starting.nodes()[0].start());
+    let error = until("it says that it loads", || async {
+        match backend.lease().renew(&grant).await {
+            Err(error) if error.to_string().contains("loading its data") => Ok(Some(error)),
+            _ => Ok(None),
+        }
+    })
+    .await?;
+    ensure(error.kind() == ErrorKind::Unavailable, &error)?;
+    start.join().map_err(|_| "the harness panicked")??;
+    let renewed = backend.lease().renew(&grant).await?;
     ensure(matches!(renewed, Renew::Renewed(_)), renewed)
 }
 
