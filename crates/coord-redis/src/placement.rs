@@ -369,7 +369,10 @@ impl Handle {
             return Ok(Some(Publish::Fenced(Some(head.fence))));
         };
         if is_published(&head, map) {
-            return Ok(Some(Publish::Published(map.version())));
+            // Written once more where it has to be confirmed: the first time may have gone without.
+            let is_done = self.client.min_replicas() == 0
+                || self.put_head(op, &head, Some(mark), &lease).await?.is_some();
+            return Ok(is_done.then(|| Publish::Published(map.version())));
         }
         let (uid, version) = (head.uid, head.version());
         if map.uid() != uid || expected != version {
