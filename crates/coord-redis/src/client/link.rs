@@ -11,15 +11,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use coord_core::{Effect, Error, ErrorKind, Result};
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, Value};
 use redis::{Client as Vendor, IntoConnectionInfo};
 use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::timeout;
 
 use super::{exchange, next_id};
 use crate::config::{Config, Host, Login, Sentinel};
 use crate::error::{Op, is_withheld, problem};
+
+/// How long a second master among the hosts of the URL is looked for: a former one that came back.
+const SECOND_MASTER_LIMIT: Duration = Duration::from_millis(200);
 
 /// How the servers are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +170,16 @@ impl Dial {
         let mut failed: Option<Error> = None;
         while let Some(found) = asked.next().await {
             match found {
+                Ok(found) if found.1.shape == Shape::Single => {
+                    return match timeout(SECOND_MASTER_LIMIT, any_ok(asked)).await {
+                        Ok(true) => {
+                            let why = "two of the hosts say that they are the master; let one \
+                                       follow the other, or name one only";
+                            Err(op.error(ErrorKind::Misconfigured).message(why))
+                        }
+                        _ => Ok(found),
+                    };
+                }
                 Ok(found) => return Ok(found),
                 // What an operator has to change is told rather than who is away.
                 Err(error)
@@ -284,7 +298,7 @@ impl Dial {
         let mut connection = connect.await.map_err(failed)?;
         let hello = redis::cmd("HELLO");
         let answer = connection.send_packed_command(&hello);
-        let answer = match tokio::time::timeout(self.connect_timeout, answer).await {
+        let answer = match timeout(self.connect_timeout, answer).await {
             Ok(answer) => answer.and_then(super::checked),
             Err(_) => {
                 let why = format!("{host}: no answer within {:?}", self.connect_timeout);
@@ -326,6 +340,16 @@ impl Dial {
         }
         Vendor::open(info(ConnectionAddr::Tcp(host.host.clone(), host.port))?)
     }
+}
+
+/// Whether one of those that are asked still leads to a master.
+async fn any_ok<T, E>(mut asked: impl Stream<Item = Result<T, E>> + Send + Unpin) -> bool {
+    while let Some(found) = asked.next().await {
+        if found.is_ok() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Reads the certificates, and sees to it that there is cryptography.

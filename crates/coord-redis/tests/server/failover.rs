@@ -127,7 +127,12 @@ async fn demoted(redis: Redis) -> Done {
     ensure(next.term > grant.term, (next.term, grant.term))?;
     let alone = open_url(&format!("redis://{}/orders", one.addresses()[0])).await;
     let error = alone.expect_err("a replica alone");
-    ensure(error.kind() == ErrorKind::Unavailable, error)
+    ensure(error.kind() == ErrorKind::Unavailable, error)?;
+    // It comes back as a master: then nobody can tell which one is right.
+    one.nodes()[0].ask(&["REPLICAOF", "NO", "ONE"])?;
+    let error = open_url(&url).await.expect_err("two masters");
+    ensure(error.kind() == ErrorKind::Misconfigured, &error)?;
+    ensure(error.to_string().contains("two of the hosts"), error)
 }
 
 async fn cluster(redis: Redis) -> Done {
