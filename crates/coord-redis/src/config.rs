@@ -40,7 +40,6 @@ pub(crate) struct Config {
     pub(crate) hosts: Vec<Host>,
     pub(crate) login: Login,
     pub(crate) sentinel: Option<Sentinel>,
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read where the feature is on"))]
     pub(crate) tls: Option<Tls>,
     pub(crate) db: u16,
     pub(crate) min_replicas: u16,

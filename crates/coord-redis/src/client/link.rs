@@ -149,6 +149,8 @@ type Found = (MultiplexedConnection, Hello);
 
 impl Dial {
     fn new(config: &Config, slot: u16) -> Result<Self> {
+        // Without the feature there is none: the URL was refused.
+        debug_assert!(cfg!(feature = "tls") || config.tls.is_none());
         Ok(Self {
             hosts: config.hosts.clone(),
             login: config.login.clone(),
