@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_integration::servers::{Etcd, Nats, Node, Server};
+use coord_integration::servers::{Etcd, Nats, Node, Redis, Server};
 use coord_integration::{Missing, free_port, trial};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
@@ -33,7 +33,7 @@ struct Store {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let trials = nats().into_iter().chain(etcd()).collect();
+    let trials = nats().into_iter().chain(etcd()).chain(redis()).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -73,6 +73,21 @@ fn etcd() -> Vec<Trial> {
         }
     });
     on("etcd", &store)
+}
+
+fn redis() -> Vec<Trial> {
+    let any = Redis::new().with_control().find();
+    let store = any.map(|redis| {
+        let locked = redis.clone().with_login("me", "right");
+        Store {
+            scheme: "redis",
+            start: Arc::new(move || redis.start()),
+            start_locked: Arc::new(move || locked.start()),
+            nobody: "is one up there?",
+            stranger: "is that a Redis server?",
+        }
+    });
+    on("redis", &store)
 }
 
 fn on(name: &str, store: &Result<Store, Missing>) -> Vec<Trial> {

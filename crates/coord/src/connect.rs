@@ -14,9 +14,10 @@ use tokio::time::timeout;
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Schemes whose backends a cargo feature of this crate brings.
-const KNOWN: [(&str, &str); 2] = [("nats", "nats"), ("etcd", "etcd")];
+const KNOWN: [(&str, &str); 4] =
+    [("nats", "nats"), ("etcd", "etcd"), ("redis", "redis"), ("rediss", "redis")];
 /// Schemes whose backends are to come.
-const PLANNED: [&str; 2] = ["kube", "redis"];
+const PLANNED: [&str; 1] = ["kube"];
 
 /// Opens the store that a URL names, for the cluster that it names. The scheme chooses the backend, from
 /// [`registry`].
@@ -45,10 +46,14 @@ pub fn registry() -> Registry {
     let registry = with(registry, coord_etcd::SCHEME, coord_etcd::EtcdOpener::new());
     #[cfg(feature = "nats")]
     let registry = with(registry, coord_nats::SCHEME, coord_nats::NatsOpener::default());
+    #[cfg(feature = "redis")]
+    let registry = [coord_redis::SCHEME, coord_redis::SCHEME_TLS]
+        .into_iter()
+        .fold(registry, |all, scheme| with(all, scheme, coord_redis::RedisOpener::new()));
     registry
 }
 
-#[cfg(any(feature = "etcd", feature = "nats"))]
+#[cfg(any(feature = "etcd", feature = "nats", feature = "redis"))]
 fn with(mut registry: Registry, scheme: &str, opener: impl coord_core::Opener) -> Registry {
     registry.register(scheme, opener).expect("each backend has a scheme of its own");
     registry
@@ -164,7 +169,7 @@ mod tests {
         };
         let unknown = message("zookeeper://localhost/orders").await;
         assert!(unknown.contains("zookeeper") && unknown.contains("memory"), "{unknown}");
-        let planned = message("redis://localhost/orders").await;
+        let planned = message("kube:///orders").await;
         assert!(planned.contains("has no backend in this version"), "{planned}");
         #[cfg(not(feature = "etcd"))]
         {

@@ -1,0 +1,80 @@
+//! The scripts: one for each atomic step. A server runs one at a time, and by its own clock.
+
+use std::sync::LazyLock;
+
+use redis::Script as Vendor;
+
+use crate::keys::Kind;
+
+/// One atomic step.
+pub(crate) struct Script {
+    /// The keys that it touches, in its own order.
+    pub(crate) keys: &'static [Kind],
+    /// Whether it writes something that its caller answers for.
+    pub(crate) writes: bool,
+    code: &'static str,
+    /// What the server knows it by, once it has seen it.
+    hash: LazyLock<String>,
+}
+
+macro_rules! code {
+    ($name:literal) => {
+        concat!(
+            include_str!("scripts/prelude.lua"),
+            include_str!(concat!("scripts/", $name, ".lua"))
+        )
+    };
+}
+
+macro_rules! script {
+    ($(#[$doc:meta])* $id:ident, $name:literal, $writes:literal, [$($key:ident),*]) => {
+        $(#[$doc])*
+        pub(crate) static $id: Script = Script {
+            keys: &[$(Kind::$key),*],
+            writes: $writes,
+            code: code!($name),
+            hash: LazyLock::new(|| Vendor::new(code!($name)).get_hash().to_owned()),
+        };
+    };
+}
+
+script!(ACQUIRE, "acquire", true, [Leases, LeaseEnds, LeaseNames, Clock, Events]);
+script!(RENEW, "renew", true, [Leases, LeaseEnds]);
+script!(RELEASE, "release", true, [Leases, LeaseEnds, LeaseNames, Events]);
+script!(LEASE, "get", false, [Leases, LeaseEnds]);
+script!(LIST, "list", false, [Leases, LeaseEnds, LeaseNames]);
+script!(REGISTER, "register", true, [Nodes, NodeEnds, Clock, Events]);
+script!(HEARTBEAT, "heartbeat", true, [Nodes, NodeEnds, Clock, Events]);
+script!(LEAVE, "leave", true, [Nodes, NodeEnds, Events]);
+script!(NODE, "get", false, [Nodes, NodeEnds]);
+script!(NODES, "all", false, [Nodes, NodeEnds]);
+script!(SEE, "see", false, [Tables, Leases, LeaseEnds]);
+script!(WRITE, "write", true, [Tables, Leases, LeaseEnds, Clock, Events]);
+script!(REQUEST, "request", true, [Requests, Answers, RequestEnds, Clock, Events]);
+script!(ASK, "ask", false, [Tables, Requests, Answers, RequestEnds]);
+script!(ANSWER, "answer", true, [Tables, Requests, Answers, RequestEnds, Events]);
+script!(REQUESTS, "requests", false, [Requests, Answers, RequestEnds]);
+script!(
+    REAP,
+    "reap",
+    false,
+    [Leases, LeaseEnds, LeaseNames, Nodes, NodeEnds, Requests, Answers, RequestEnds, Events]
+);
+script!(
+    /// Its second key, the table's chunks, is named by the caller.
+    TIDY, "tidy", true, [Tables]
+);
+script!(
+    /// Its keys are named by the caller.
+    CHECK, "check", true, []
+);
+
+impl Script {
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    pub(crate) fn hash(&self) -> &str {
+        &self.hash
+    }
+}
