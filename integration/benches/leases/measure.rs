@@ -303,7 +303,7 @@ pub(crate) async fn fan_out(server: &Server, extent: &Extent) {
         ("raw client", Samples::default(), Samples::default()),
         ("coord", Samples::default(), Samples::default()),
     ];
-    for round in 0..extent.warm_up + extent.fan_outs {
+    for round in 0..1 + extent.fan_outs {
         for (place, (_, each, last)) in rows.iter_mut().enumerate() {
             let name = format!("fan-out-{place}-{round}");
             let held = holder.acquire(&name, LONG).await;
@@ -330,7 +330,7 @@ pub(crate) async fn fan_out(server: &Server, extent: &Extent) {
             };
             let both = async { tokio::join!(watched, release) };
             let (seen, started) = timeout(LONG, both).await.expect("all watchers see it");
-            if round >= extent.warm_up {
+            if round > 0 {
                 let delay = |at: &Instant| at.saturating_duration_since(started);
                 seen.iter().for_each(|at| each.add(delay(at)));
                 last.add(seen.iter().map(delay).max().unwrap_or_default());
