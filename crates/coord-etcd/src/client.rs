@@ -5,6 +5,7 @@
 //! another endpoint; no other is repeated.
 
 mod keep_alive;
+mod reads;
 mod watch;
 
 use std::future::Future;
@@ -24,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use self::keep_alive::KeepAlive;
 pub(crate) use self::keep_alive::Kept;
+use self::reads::Reads;
 pub(crate) use self::watch::{Batch, Change, Topic, subscribe};
 use crate::config::Config;
 use crate::error::{Op, Problem, is_never_sent, problem};
@@ -48,6 +50,7 @@ pub(crate) struct Client {
     lease: LeaseClient,
     watch: WatchClient,
     keep_alive: KeepAlive,
+    reads: Reads,
     shared: Arc<Shared>,
 }
 
@@ -88,6 +91,10 @@ pub(crate) enum Condition {
     Absent(String),
     /// The key was last written by this revision.
     At(String, i64),
+    /// The key is bound to this etcd lease.
+    Bound(String, i64),
+    /// The key has this value.
+    Holds(String, Bytes),
 }
 
 /// One step of a transaction.
@@ -166,6 +173,7 @@ impl Client {
             lease,
             vendor,
             keep_alive,
+            reads: Reads::default(),
             shared,
         })
     }
@@ -459,6 +467,10 @@ fn comparison(condition: &Condition) -> Compare {
         Condition::At(key, modified) => {
             Compare::mod_revision(key.as_str(), CompareOp::Equal, *modified)
         }
+        Condition::Holds(key, value) => {
+            Compare::value(key.as_str(), CompareOp::Equal, value.to_vec())
+        }
+        Condition::Bound(key, lease) => Compare::lease(key.as_str(), CompareOp::Equal, *lease),
     }
 }
 

@@ -4,7 +4,8 @@
 //! The record does not hold it, for it is not known before the write; only when the record of a
 //! live grant is written anew, for another TTL, it takes the term along.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use coord_core::wire::{LeaseRecordV1, Record};
@@ -21,20 +22,32 @@ use crate::{Handle, ROUNDS};
 
 /// How many times to live are asked for at once.
 const LOOKUPS_MAX: usize = 16;
+/// How many leases are remembered that others held.
+const CONTESTED_MAX: usize = 4_096;
 
 #[async_trait]
 impl Lease for Handle {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
         let op = Op::new("try_acquire", request.lease.as_str());
         let key = self.keys.lease(&request.lease);
+        // An etcd lease is made in vain where another holds the key: so a look at it comes first where
+        // that is likely.
+        let mut found = match self.contested.contains(&request.lease) {
+            true => self.client.get(op, key.clone()).await?,
+            false => None,
+        };
         for _ in 0..ROUNDS {
-            let outcome = match self.client.get(op, key.clone()).await? {
+            let tried = match &found {
                 None => self.take(op, request, &key, None, None).await?,
-                Some(entry) => self.contest(op, request, &key, &entry).await?,
+                Some(entry) => self.contest(op, request, &key, entry).await?,
             };
-            if let Some(outcome) = outcome {
-                return Ok(outcome);
-            }
+            found = match tried {
+                Tried::Answer(outcome) => {
+                    self.contested.learn(&request.lease, &outcome);
+                    return Ok(outcome);
+                }
+                Tried::Changed(found) => found,
+            };
         }
         Err(op.contended())
     }
@@ -63,19 +76,30 @@ impl Lease for Handle {
     async fn release(&self, grant: &Grant) -> Result<Release> {
         let op = Op::new("release", grant.lease.as_str());
         let key = self.keys.lease(&grant.lease);
+        let remove = [Step::Delete(key.clone())];
+        let look = [Step::Get(key.clone())];
+        // Where the grant shows what the key holds, there is no need to look first.
+        let (mut when, mut lease) = match Mark::of(&grant.revision) {
+            Some(mark) => (held_by(&key, grant, mark)?, mark.lease),
+            None => (Vec::new(), 0),
+        };
         for _ in 0..ROUNDS {
-            let Some(entry) = self.client.get(op, key.clone()).await? else {
-                return Ok(Release::NotHeld);
+            let found = if when.is_empty() {
+                self.client.get(op, key.clone()).await?
+            } else {
+                let mut outcome = self.client.transact(op, &when, &remove, &look).await?;
+                if outcome.succeeded {
+                    self.client.discard(lease);
+                    return Ok(Release::Released);
+                }
+                outcome.take(0)
             };
-            if !is_same(&self.grant_of(op, &entry)?, grant) {
+            let Some(entry) = &found else { return Ok(Release::NotHeld) };
+            if !is_same(&self.grant_of(op, entry)?, grant) {
                 return Ok(Release::NotHeld);
             }
-            let when = [Condition::At(key.clone(), entry.modified)];
-            let delete = [Step::Delete(key.clone())];
-            if self.client.transact(op, &when, &delete, &[]).await?.succeeded {
-                self.client.discard(entry.lease);
-                return Ok(Release::Released);
-            }
+            when = vec![Condition::At(key.clone(), entry.modified)];
+            lease = entry.lease;
         }
         Err(op.contended())
     }
@@ -119,7 +143,7 @@ impl Lease for Handle {
 
 impl Handle {
     /// Takes a lease that is free, or the place of the record `over`: as a new grant, or under the
-    /// term of the one that goes on. None if somebody was faster.
+    /// term of the one that goes on.
     async fn take(
         &self,
         op: Op<'_>,
@@ -127,7 +151,7 @@ impl Handle {
         key: &str,
         over: Option<&Entry>,
         term: Option<Term>,
-    ) -> Result<Option<Acquire>> {
+    ) -> Result<Tried> {
         let (lease, ttl) = self.granted(op, request.ttl).await?;
         let (name, holder) = (request.lease.clone(), request.holder.clone());
         let record = LeaseRecordV1::new(name, holder, term.map(Term::store_part), ttl);
@@ -136,43 +160,48 @@ impl Handle {
             None => Condition::Absent(key.to_owned()),
             Some(entry) => Condition::At(key.to_owned(), entry.modified),
         };
-        let outcome = match self.client.transact(op, &[when], &[put], &[]).await {
-            Err(Problem::LeaseGone) => return Ok(None),
+        let look = Step::Get(key.to_owned());
+        let mut outcome = match self.client.transact(op, &[when], &[put], &[look]).await {
+            Err(Problem::LeaseGone) => {
+                return Ok(Tried::Changed(self.client.get(op, key.to_owned()).await?));
+            }
             outcome => outcome?,
         };
         if !outcome.succeeded {
             self.client.discard(lease);
-            return Ok(None);
+            return Ok(Tried::Changed(outcome.take(0)));
         }
         if let Some(over) = over {
             self.client.discard(over.lease);
         }
         let mark = Mark { modified: outcome.revision, lease };
-        Ok(Some(Acquire::Acquired(self.grant(op, record, mark)?)))
+        Ok(Tried::Answer(Acquire::Acquired(self.grant(op, record, mark)?)))
     }
 
-    /// What comes of a try for a lease that is held; none if that changed meanwhile.
+    /// What comes of a try for a lease that is held.
     async fn contest(
         &self,
         op: Op<'_>,
         request: &AcquireRequest,
         key: &str,
         entry: &Entry,
-    ) -> Result<Option<Acquire>> {
+    ) -> Result<Tried> {
         let held = self.grant_of(op, entry)?;
         if held.holder.attempt == request.holder.attempt {
             if held.ttl != self.info.guarantees.granted_ttl(request.ttl) {
                 return self.take(op, request, key, Some(entry), Some(held.term)).await;
             }
-            let kept = self.client.keep_alive(op, entry.lease).await?;
-            return Ok((kept == Kept::Alive).then_some(Acquire::Acquired(held)));
+            return Ok(match self.client.keep_alive(op, entry.lease).await? {
+                Kept::Alive => Tried::Answer(Acquire::Acquired(held)),
+                Kept::Gone => Tried::Changed(self.client.get(op, key.to_owned()).await?),
+            });
         }
         let reclaims = request.reclaim == Reclaim::FormerProcessIsDead
             && held.holder.node == request.holder.node;
         if reclaims {
             return self.take(op, request, key, Some(entry), None).await;
         }
-        Ok(Some(Acquire::Held(self.observed(op, held, entry.lease).await)))
+        Ok(Tried::Answer(Acquire::Held(self.observed(op, held, entry.lease).await)))
     }
 
     /// A new etcd lease, and the TTL that it has.
@@ -204,6 +233,51 @@ impl Handle {
         let origin = self.info.origin.clone();
         let grant = record.into_grant(self.era, counted, origin, mark.revision());
         grant.map_err(|error| op.corrupt(error))
+    }
+}
+
+/// That a key holds the record of this grant and no other, as it was written first. A revision alone does not
+/// say so much: a restored store counts anew, and uses it for another's.
+fn held_by(key: &str, grant: &Grant, mark: Mark) -> Result<Vec<Condition>> {
+    let (name, holder) = (grant.lease.clone(), grant.holder.clone());
+    let record = LeaseRecordV1::new(name, holder, None, grant.ttl).encode()?;
+    let counted = u64::try_from(mark.modified).ok();
+    if counted != Some(grant.term.store_part()) {
+        return Ok(Vec::new());
+    }
+    Ok(vec![
+        Condition::At(key.to_owned(), mark.modified),
+        Condition::Bound(key.to_owned(), mark.lease),
+        Condition::Holds(key.to_owned(), record),
+    ])
+}
+
+/// What came of one step towards a lease.
+enum Tried {
+    Answer(Acquire),
+    /// Somebody was faster; the key as it stands now.
+    Changed(Option<Entry>),
+}
+
+/// Leases that others held when this handle tried for them last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Contested(Arc<Mutex<BTreeSet<LeaseName>>>);
+
+impl Contested {
+    fn contains(&self, lease: &LeaseName) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(lease)
+    }
+
+    fn learn(&self, lease: &LeaseName, outcome: &Acquire) {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !matches!(outcome, Acquire::Held(_)) {
+            held.remove(lease);
+            return;
+        }
+        if held.len() >= CONTESTED_MAX {
+            held.pop_first();
+        }
+        held.insert(lease.clone());
     }
 }
 

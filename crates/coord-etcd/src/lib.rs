@@ -39,6 +39,7 @@ use crate::client::{Client, Condition, Entry, Kept, Step};
 use crate::config::{Config, OPTIONS};
 use crate::error::{Op, Problem};
 use crate::keys::Keys;
+use crate::lease::Contested;
 use crate::placement::Maps;
 
 /// The scheme of its URLs.
@@ -82,6 +83,7 @@ pub(crate) struct Handle {
     keys: Keys,
     era: Era,
     info: Arc<BackendInfo>,
+    contested: Contested,
     maps: Maps,
 }
 
@@ -112,8 +114,8 @@ impl EtcdBackend {
         guarantees.value_bytes_max = Some(VALUE_BYTES_MAX as u64);
         let origin = Origin::new(format!("{SCHEME}:{identity}/{}", config.cluster));
         let info = BackendInfo::new(SCHEME, config.target, config.cluster, origin, guarantees);
-        let (info, maps) = (Arc::new(info), Maps::default());
-        Ok(Self { handle: Handle { client, keys, era: config.era, info, maps } })
+        let (info, contested, maps) = (Arc::new(info), Contested::default(), Maps::default());
+        Ok(Self { handle: Handle { client, keys, era: config.era, info, contested, maps } })
     }
 }
 
@@ -199,7 +201,8 @@ impl Handle {
         key: &str,
     ) -> Result<(Kept, Option<Entry>), Problem> {
         let kept = self.client.keep_alive(op, lease);
-        let both = futures::future::try_join(kept, self.client.get(op, key.to_owned())).await;
+        let read = self.client.get_with_others(op, key.to_owned());
+        let both = futures::future::try_join(kept, read).await;
         // Whichever failed, the keep-alive may have been heard.
         both.map_err(|problem| match problem {
             Problem::Failed(error) if error.is_retryable() => error.effect_unknown().into(),

@@ -23,7 +23,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         on("a_lost_reply_is_ones_own_write", &plain, a_lost_reply_is_ones_own_write),
         on("a_black_hole_is_bounded", &plain, a_black_hole_is_bounded),
         on("a_dead_leader_ends_no_grant", &three, a_dead_leader_ends_no_grant),
-        on("keep_alives_share_one_stream", &control, keep_alives_share_one_stream),
+        on("renewals_share_streams_and_reads", &control, renewals_share_streams_and_reads),
+        on("only_a_first_try_writes_in_vain", &control, only_a_first_try_writes_in_vain),
     ]
 }
 
@@ -153,7 +154,7 @@ async fn a_dead_leader_ends_no_grant(etcd: Etcd) {
     assert!(next.term > grant.term, "{} after {}", next.term, grant.term);
 }
 
-async fn keep_alives_share_one_stream(etcd: Etcd) {
+async fn renewals_share_streams_and_reads(etcd: Etcd) {
     const LEASES: usize = 200;
     let server = etcd.start().expect("starts");
     let backend = open(&format!("{}/orders", server.url())).await;
@@ -161,20 +162,56 @@ async fn keep_alives_share_one_stream(etcd: Etcd) {
     for n in 0..LEASES {
         grants.push(acquire(&backend, &ask(&format!("jobs-{n}"), "node-1", 60)).await);
     }
+    let of = |metric, method| counted(server.nodes()[0].http_port(), metric, method);
+    let reads = || of("grpc_server_started_total", "Txn");
+    let before = reads();
     for _ in 0..2 {
         let lease = backend.lease();
         for renewed in futures::future::join_all(grants.iter().map(|it| lease.renew(it))).await {
             assert!(matches!(renewed, Ok(Renew::Renewed(_))), "{renewed:?}");
         }
     }
+    let read = reads() - before;
+    assert!(read < LEASES as u64 / 2, "{read} requests for {LEASES} leases, renewed twice");
     // One that is gone is found among the others.
     let mut root = admin(server.addresses(), None).await;
     root.delete(format!("coord/orders/lease/{}", name("jobs-7")), None).await.expect("deletes");
-    let lost = backend.lease().renew(&grants[7]).await.expect("an answer");
-    assert!(matches!(lost, Renew::Lost(None)), "{lost:?}");
-    let of = |metric| counted(server.nodes()[0].http_port(), metric, "LeaseKeepAlive");
-    assert_eq!(of("grpc_server_started_total"), 1);
-    assert_eq!(of("grpc_server_msg_received_total"), LEASES as u64 * 2 + 1);
+    let lease = backend.lease();
+    let renewed = futures::future::join_all(grants[..20].iter().map(|it| lease.renew(it))).await;
+    for (place, renewed) in renewed.into_iter().enumerate() {
+        match renewed.expect("an answer") {
+            Renew::Lost(None) if place == 7 => {}
+            Renew::Renewed(_) if place != 7 => {}
+            other => panic!("lease {place}: {other:?}"),
+        }
+    }
+    assert_eq!(of("grpc_server_started_total", "LeaseKeepAlive"), 1);
+    let sent = of("grpc_server_msg_received_total", "LeaseKeepAlive");
+    assert_eq!(sent, LEASES as u64 * 2 + 20);
+}
+
+async fn only_a_first_try_writes_in_vain(etcd: Etcd) {
+    let server = etcd.start().expect("starts");
+    let holder = open(&format!("{}/orders", server.url())).await;
+    let candidate = open(&format!("{}/orders", server.url())).await;
+    let grant = acquire(&holder, &ask("jobs", "node-1", 60)).await;
+    let of = |method| counted(server.nodes()[0].http_port(), "grpc_server_started_total", method);
+    let before = of("LeaseGrant");
+    let request = ask("jobs", "node-2", 60);
+    for _ in 0..5 {
+        let tried = candidate.lease().try_acquire(&request).await.expect("answers");
+        assert!(matches!(tried, Acquire::Held(_)), "{tried:?}");
+    }
+    assert_eq!(of("LeaseGrant") - before, 1);
+    release(&holder, &grant).await;
+    let next = acquire(&candidate, &request).await;
+    assert!(next.term > grant.term, "{} after {}", next.term, grant.term);
+    release(&candidate, &next).await;
+    // Free as far as it knows: no look before, neither here nor at the release.
+    let before = of("Txn");
+    let again = acquire(&candidate, &ask("jobs", "node-2", 60)).await;
+    release(&candidate, &again).await;
+    assert_eq!(of("Txn") - before, 2);
 }
 
 /// A counter of the server's for one method.
