@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use coord_core::{BackendUrl, ClusterName, Era, Error, Result};
+use serde_json::{Value, json};
 
 use crate::SCHEME;
 
@@ -100,11 +101,17 @@ impl Pod {
         (own == namespace).then_some(())?;
         Some(Self { name: filled("POD_NAME")?, uid: filled("POD_UID")? })
     }
+
+    /// The reference by which an object goes when the pod goes.
+    pub(crate) fn as_owner(&self) -> Value {
+        json!({ "apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use coord_core::ErrorKind;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
     use super::*;
 
@@ -158,6 +165,15 @@ mod tests {
             Some(value.to_owned())
         };
         let pod = Pod { name: "web-0".to_owned(), uid: "u-1".to_owned() };
+        let owner: OwnerReference = serde_json::from_value(pod.as_owner()).expect("a reference");
+        let right = OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: "web-0".to_owned(),
+            uid: "u-1".to_owned(),
+            ..OwnerReference::default()
+        };
+        assert_eq!(owner, right);
         assert_eq!(Pod::find("prod", said), Some(pod));
         assert_eq!(Pod::find("other", said), None);
         assert_eq!(Pod::find("prod", |name| said(name).filter(|_| name != "POD_UID")), None);

@@ -14,9 +14,9 @@ use coord_core::{
     NodeInfo, NodeRecord, Register, Registration, Replace, Result, Revision, Standing, Ttl,
 };
 use futures::stream::BoxStream;
-use serde_json::json;
 
 use crate::client::{Client, Deleted, List, Object, Resource, Selector, Topic, subscribe};
+use crate::config::Pod;
 use crate::error::Op;
 use crate::keys::{Keys, Kind, Mark, RECORD};
 use crate::lease::{later_than, seconds};
@@ -224,10 +224,7 @@ impl Handle {
 
     /// The object as this node's process registers it.
     fn registered(&self, mut object: Object, node: &NodeInfo, ttl: Ttl, record: &str) -> Object {
-        let owner = self.pod.as_ref().map(
-            |pod| json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid }),
-        );
-        object.set_owner(owner);
+        object.set_owner(self.pod.as_ref().map(Pod::as_owner));
         object.adopt(&self.keys, Kind::Node);
         let by = format!("{}_{}", node.id, node.incarnation);
         if object.spec()["holderIdentity"] != by.as_str() {
