@@ -35,6 +35,8 @@ use crate::keys::{Kind, LABEL_CLUSTER, LABEL_KIND, LABEL_TABLE};
 const PAGE: u32 = 500;
 /// How often a list is begun anew that became too old between two of its pages.
 const LISTS_MAX: usize = 3;
+/// The longest that a busy API server is left alone, whatever it asks for.
+const BUSY_MAX: Duration = Duration::from_secs(30);
 /// How long `close` waits for what tidies up.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// The largest answer that is read, of a list's page say.
@@ -595,7 +597,7 @@ impl Client {
         if response.status() == StatusCode::TOO_MANY_REQUESTS
             && let Some(seconds) = retry_after(response.headers())
         {
-            let until = self.now().plus(Duration::from_secs(seconds));
+            let until = self.now().plus(Duration::from_secs(seconds).min(BUSY_MAX));
             *self.busy() = Some(until);
         }
         Ok(response)

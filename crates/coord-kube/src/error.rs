@@ -171,19 +171,18 @@ pub(crate) fn request_error(op: Op<'_>, error: kube::Error) -> Error {
             .error(ErrorKind::Misconfigured)
             .message("the encrypted connection can't be set up; are the certificates right?"),
         HttpError(_) => op.error(ErrorKind::Internal).message("the client refuses the request"),
-        other => {
-            let why = match tls_failure(other) {
-                Some(failure) => format!(
+        other => match tls_failure(other) {
+            Some(failure) => {
+                let why = format!(
                     "no encrypted connection to the API server; is its authority the one in the \
                      kubeconfig? said={failure:?}"
-                )
-                .into(),
-                None => Cow::Borrowed(
-                    "no answer from the API server: the connection broke or there is none",
-                ),
-            };
-            op.unclear(why)
-        }
+                );
+                op.error(ErrorKind::Misconfigured).message(why)
+            }
+            None => {
+                op.unclear("no answer from the API server: the connection broke or there is none")
+            }
+        },
     };
     mapped.with_source(error)
 }

@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coord_core::{
-    Acquire, Backend as _, Claim, ClaimRequest, Effect, ErrorKind, LeaseEvent, NodeId, NodeInfo,
-    Register, Replace, Request, ShardCount, TableHeader, TableName, Ttl,
+    Acquire, Answer, Answered, Backend as _, Claim, ClaimRequest, Effect, ErrorKind, Grant,
+    LeaseEvent, NodeId, NodeInfo, Register, Release, Replace, Request, ShardCount, TableHeader,
+    TableName, Ttl,
 };
 use coord_integration::servers::ApiServer;
 use coord_kube::KubeBackend;
@@ -26,6 +27,7 @@ use kube::client::Body;
 use libtest_mimic::Trial;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::setup::{
@@ -40,6 +42,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         shared("a_forgotten_version_is_read_anew", a_forgotten_version_is_read_anew),
         shared("a_watch_that_ends_goes_on", a_watch_that_ends_goes_on),
         shared("a_silent_watch_ends_nobody", a_silent_watch_ends_nobody),
+        shared("a_claim_ends_what_an_older_leader_began", a_claim_ends_what_an_older_leader_began),
     ]
 }
 
@@ -50,6 +53,8 @@ enum Alter {
     Instead(&'static str, Said),
     /// The next one is passed on, and answered so.
     After(&'static str, Said),
+    /// The next one is passed on only when it may go.
+    Held(&'static str, Arc<Notify>),
     /// The watches that are open get this event, and end.
     Event(&'static str),
     /// The watches that are open end.
@@ -142,7 +147,9 @@ impl Front {
 
     fn alter(&self, alter: Alter) {
         match alter {
-            Alter::Instead(..) | Alter::After(..) => self.shared.next().push(alter),
+            Alter::Instead(..) | Alter::After(..) | Alter::Held(..) => {
+                self.shared.next().push(alter);
+            }
             watches => {
                 self.shared.watches.send_replace(Some(watches));
             }
@@ -166,7 +173,10 @@ impl Shared {
     fn take(&self, method: &str, is_watch: bool) -> Option<Alter> {
         let word = if is_watch { "WATCH" } else { method };
         let mut next = self.next();
-        let fits = |alter: &Alter| matches!(alter, Alter::Instead(of, _) | Alter::After(of, _) if *of == word);
+        let fits = |alter: &Alter| match alter {
+            Alter::Instead(of, _) | Alter::After(of, _) | Alter::Held(of, _) => *of == word,
+            _ => false,
+        };
         let index = next.iter().position(fits)?;
         Some(next.remove(index))
     }
@@ -206,6 +216,9 @@ impl Shared {
             if let Some(Alter::Instead(_, said)) = alter {
                 write(&mut stream, said).await?;
                 continue;
+            }
+            if let Some(Alter::Held(_, gate)) = &alter {
+                gate.notified().await;
             }
             let mut changes = self.watches.subscribe();
             let request = request.body(Body::from(body)).map_err(std::io::Error::other)?;
@@ -343,7 +356,7 @@ async fn a_write_that_timed_out_is_found_again(server: ApiServer) {
     front.alter(Alter::After("PUT", TIMEOUT));
     unknown("the release times out", lease_of.release(&grant)).await;
     assert!(other.lease().get(&request.lease).await.expect("reads").is_none());
-    assert_eq!(lease_of.release(&grant).await.expect("told"), coord_core::Release::NotHeld);
+    assert_eq!(lease_of.release(&grant).await.expect("told"), Release::NotHeld);
     let next = acquire(&other, &ask("jobs", "b", 30)).await;
     assert!(next.term > grant.term, "{} after {}", next.term, grant.term);
 
@@ -494,4 +507,50 @@ async fn a_silent_watch_ends_nobody(server: ApiServer) {
     held(&mut watch, false, SOON).await;
     let next = backend.lease().try_acquire(&ask("jobs", "b", 5)).await.expect("told");
     assert!(matches!(next, Acquire::Acquired(_)), "{next:?}");
+}
+
+/// A leader has read a request and that it leads, and pauses before it writes its answer.
+async fn a_claim_ends_what_an_older_leader_began(server: ApiServer) {
+    let front = Front::new(&server).await;
+    let name = cluster();
+    let (old, new) = (front.open(&name).await, open(&server, &name).await);
+    let claim = |grant: &Grant| {
+        let header = TableHeader::new(ShardCount::new(1).expect("a count"));
+        ClaimRequest::new(TableName::cluster(), grant.fence(), header)
+    };
+    let first = acquire(&old, &ask("leader", "a", 60)).await;
+    let claimed = old.placement().claim(&claim(&first)).await.expect("claims");
+    assert!(matches!(claimed, Claim::Claimed(_)), "{claimed:?}");
+    let asked = Request::new(NodeId::new("node-1").expect("a name"), SOON * 6, "drain");
+    let asked = asked.expect("a request");
+    new.placement().request(&asked).await.expect("asked");
+
+    let gate = Arc::new(Notify::new());
+    front.alter(Alter::Held("PUT", Arc::clone(&gate)));
+    let before = front.count("PUT").0;
+    let answer = Answer::new("by the old one").expect("an answer");
+    let (placement, fence) = (old.placement(), first.fence());
+    let answering = placement.answer(&asked.id, &fence, &answer);
+    let succeeding = async {
+        super::setup::until("the old one is about to write", SOON, || async {
+            (front.count("PUT").0 > before).then_some(())
+        })
+        .await;
+        // As an operator does it.
+        let released = new.lease().release(&first).await.expect("releases");
+        assert_eq!(released, Release::Released);
+        let second = acquire(&new, &ask("leader", "b", 60)).await;
+        let claimed = new.placement().claim(&claim(&second)).await.expect("claims");
+        assert!(matches!(claimed, Claim::Claimed(_)), "{claimed:?}");
+        gate.notify_one();
+        second
+    };
+    let (answered, second) = tokio::join!(answering, succeeding);
+    match answered.expect("told") {
+        Answered::Fenced(Some(by)) => assert_eq!(by, second.fence()),
+        other => panic!("the old leader's answer is {other:?}"),
+    }
+    let answer = Answer::new("by the new one").expect("an answer");
+    let answered = new.placement().answer(&asked.id, &second.fence(), &answer).await;
+    assert_eq!(answered.expect("told"), Answered::Recorded);
 }

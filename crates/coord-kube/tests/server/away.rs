@@ -74,7 +74,7 @@ async fn what_is_set_up_wrongly_is_told(server: ApiServer) {
     let distrusted = text.replace(authority.expect("an authority"), "");
     for (text, kind, part) in [
         (nobody, ErrorKind::Unavailable, "no answer"),
-        (distrusted, ErrorKind::Unavailable, "authority"),
+        (distrusted, ErrorKind::Misconfigured, "authority"),
         ("not: a kubeconfig".to_owned(), ErrorKind::Misconfigured, "kubeconfig"),
         (
             text.replace("current-context: test", "current-context: x"),
