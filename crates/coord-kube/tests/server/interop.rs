@@ -7,7 +7,7 @@ use coord_integration::servers::ApiServer;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use libtest_mimic::Trial;
 
 use super::setup::{SOON, acquire, admin, ask, cluster, lease, open, shared, until};
@@ -18,6 +18,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         shared("what_another_program_released_is_free", what_another_program_released_is_free),
         shared("a_takeover_by_another_program_is_a_loss", taken_over),
         shared("client_go_can_take_over_what_is_released_here", client_go_reads_it),
+        shared("terms_go_on_over_a_deletion_that_nobody_saw", deleted),
     ]
 }
 
@@ -135,4 +136,21 @@ async fn client_go_reads_it(server: ApiServer) {
     assert!(spec.renew_time.is_some() && spec.lease_transitions.is_some());
     let term = now.metadata.annotations.expect("annotations")["coord/term"].clone();
     assert_eq!(term, grant.term.store_part().to_string(), "the term outlives its holder");
+}
+
+async fn deleted(server: ApiServer) {
+    let cluster = cluster();
+    let name = format!("coord.{cluster}.lease.jobs");
+    let api = leases(&server).await;
+    let mut last = None;
+    for _ in 0..4 {
+        // Each time another process, which knows of no term before.
+        let backend = open(&server, &cluster).await;
+        let grant = acquire(&backend, &ask("jobs", "a", 30)).await;
+        assert!(Some(grant.term) > last, "{} after {last:?}", grant.term);
+        last = Some(grant.term);
+        api.delete(&name, &DeleteParams::default()).await.expect("deletes");
+        let lost = backend.lease().renew(&grant).await.expect("told");
+        assert!(matches!(lost, Renew::Lost(None)), "{lost:?}");
+    }
 }
