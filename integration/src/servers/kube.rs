@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 use super::node::{Node, Program, Ready, Source};
-use super::start::{Certificate, random_name};
+use super::start::{Allowed, Certificate, random_name};
 use super::{Etcd, Server, https};
 use crate::{Missing, free_port};
 
@@ -104,8 +104,14 @@ impl Kube {
 
     fn found(&self) -> Result<Found, Missing> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(path) = variable(KUBECONFIG).filter(|_| !self.control) {
+        let allowed = Allowed::read(std::env::var(Allowed::VARIABLE).ok().as_deref())
+            .map_err(|why| Missing::broken(BACKEND, why))?;
+        if let Some(path) = variable(KUBECONFIG).filter(|_| allowed.url && !self.control) {
             return Ok(Found::Given(path.into()));
+        }
+        if !allowed.programs {
+            let why = format!("{} allows no program", Allowed::VARIABLE);
+            return Err(Missing::absent(BACKEND, why));
         }
         let assets = || variable(ASSETS).map(|folder| Path::new(&folder).join(APISERVER));
         let program = variable(PROGRAM).map(PathBuf::from).or_else(assets);
