@@ -80,7 +80,7 @@ impl Fixture for Kubes {
     async fn open(&self, cluster: &ClusterName) -> Result<Handle> {
         let (proxy, kubeconfig) = self.via_proxy().await?;
         let url =
-            format!("kube:///{cluster}?request_timeout=1s&kubeconfig={}", kubeconfig.display());
+            format!("kube:///{cluster}?request_timeout=2s&kubeconfig={}", kubeconfig.display());
         let backend = KubeBackend::open(&BackendUrl::parse(&url)?).await?;
         let faulty = Faulty::new(Arc::new(backend));
         let control = faulty.control().clone();
