@@ -13,6 +13,10 @@
 //! those that `docker-compose.yml` pins. `COORD_TEST_SERVERS` set to `url`, `programs` or `containers`
 //! allows only that source.
 //!
+//! A Kubernetes API server comes from the kubeconfig `COORD_TEST_KUBECONFIG`, else it is the program
+//! `COORD_TEST_KUBE_APISERVER`, or envtest's `kube-apiserver` in the folder `KUBEBUILDER_ASSETS`, with an
+//! etcd of its own.
+//!
 //! A URL that was given serves the tests for which any server will do.
 //!
 //! A [`Server`] stops when the last clone of it goes, also in a panic; a guardian process stops it if the
@@ -23,6 +27,10 @@ mod container;
 mod etcd;
 mod find;
 mod http;
+#[cfg(feature = "tls")]
+mod https;
+#[cfg(feature = "tls")]
+mod kube;
 mod nats;
 mod node;
 mod process;
@@ -46,6 +54,8 @@ use crate::Missing;
 pub use etcd::Etcd;
 pub(crate) use find::folder;
 pub use find::{version, versions};
+#[cfg(feature = "tls")]
+pub use kube::{ApiServer, Kube};
 pub use nats::Nats;
 pub use node::Node;
 pub use process::Process;

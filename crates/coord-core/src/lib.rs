@@ -20,6 +20,7 @@ mod discovery;
 mod error;
 mod lease;
 pub mod memory;
+mod observations;
 mod placement;
 mod registry;
 pub mod session;
@@ -34,6 +35,7 @@ pub use discovery::*;
 pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;
 pub use memory::MemoryBackend;
+pub use observations::{Observations, Standing};
 pub use placement::*;
 pub use registry::{Opener, Registry};
 pub use session::{

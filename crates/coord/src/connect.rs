@@ -14,10 +14,8 @@ use tokio::time::timeout;
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Schemes whose backends a cargo feature of this crate brings.
-const KNOWN: [(&str, &str); 4] =
-    [("nats", "nats"), ("etcd", "etcd"), ("redis", "redis"), ("rediss", "redis")];
-/// Schemes whose backends are to come.
-const PLANNED: [&str; 1] = ["kube"];
+const KNOWN: [(&str, &str); 5] =
+    [("nats", "nats"), ("etcd", "etcd"), ("kube", "kube"), ("redis", "redis"), ("rediss", "redis")];
 
 /// Opens the store that a URL names, for the cluster that it names. The scheme chooses the backend, from
 /// [`registry`].
@@ -38,12 +36,13 @@ pub async fn connect(url: &str) -> Result<Coord> {
 #[must_use]
 pub fn registry() -> Registry {
     let registry = Registry::new().with_memory();
-    let registry = PLANNED.iter().fold(registry, |registry, scheme| registry.with_planned(scheme));
     let registry = KNOWN
         .iter()
         .fold(registry, |registry, (scheme, feature)| registry.with_known(scheme, feature));
     #[cfg(feature = "etcd")]
     let registry = with(registry, coord_etcd::SCHEME, coord_etcd::EtcdOpener::new());
+    #[cfg(feature = "kube")]
+    let registry = with(registry, coord_kube::SCHEME, coord_kube::KubeOpener::default());
     #[cfg(feature = "nats")]
     let registry = with(registry, coord_nats::SCHEME, coord_nats::NatsOpener::default());
     #[cfg(feature = "redis")]
@@ -53,7 +52,7 @@ pub fn registry() -> Registry {
     registry
 }
 
-#[cfg(any(feature = "etcd", feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "kube", feature = "nats", feature = "redis"))]
 fn with(mut registry: Registry, scheme: &str, opener: impl coord_core::Opener) -> Registry {
     registry.register(scheme, opener).expect("each backend has a scheme of its own");
     registry
@@ -169,8 +168,6 @@ mod tests {
         };
         let unknown = message("zookeeper://localhost/orders").await;
         assert!(unknown.contains("zookeeper") && unknown.contains("memory"), "{unknown}");
-        let planned = message("kube:///orders").await;
-        assert!(planned.contains("has no backend in this version"), "{planned}");
         #[cfg(not(feature = "etcd"))]
         {
             let left_out = message("etcd://localhost/orders").await;

@@ -41,12 +41,11 @@
 //! | --- | --- | --- |
 //! | always there | `memory://cluster` | none: inside this process, for tests, demos and single processes |
 //! | `etcd` | `etcd://host,host/cluster` | etcd 3.4 or newer; building it takes `protoc` |
+//! | `kube` | `kube:///cluster?namespace=…` | Kubernetes: Leases and ConfigMaps in a namespace |
 //! | `nats` | `nats://host,host/cluster` | NATS 2.11.7 or newer with JetStream; 2.10 degraded |
 //! | `redis` | `redis://host,host/cluster`, `rediss://…` | Redis 6.2 or newer, Valkey: single, Sentinel or Cluster; best effort |
 //! | `tls` | | encrypted connections for the backends that are enabled |
 //! | `full` | | all of them |
-//!
-//! `kube` is a known scheme whose backend is not in this version.
 
 #[doc(inline)]
 pub use coord_core::*;

@@ -106,6 +106,9 @@ pub(super) enum Ready {
     Http { port: u16, path: &'static str, answer: &'static str },
     /// When it answers all of these on its plain port.
     Redis { login: Option<Login>, asks: Vec<Ask> },
+    /// When it answers this under a path of its own port, over TLS, whoever has this token.
+    #[cfg(feature = "tls")]
+    Https { path: &'static str, answer: &'static str, authority: PathBuf, token: &'static str },
 }
 
 /// A command of Redis, and a text that must be in its answer, or must not.
@@ -125,6 +128,14 @@ impl Ready {
                 Ok((status, body)) => Some(format!("{path}: {status} {body}")),
                 Err(error) => Some(format!("{path}: {error}")),
             },
+            #[cfg(feature = "tls")]
+            Self::Https { path, answer, authority, token } => {
+                match super::https::ask(plain_port, authority, token, "GET", path, None) {
+                    Ok((200, body)) if body.contains(answer) => None,
+                    Ok((status, body)) => Some(format!("{path}: {status} {body}")),
+                    Err(error) => Some(format!("{path}: {error}")),
+                }
+            }
             Self::Redis { login, asks } => asks.iter().find_map(|Ask { command, text, said }| {
                 match super::resp::ask(&local(plain_port), login.as_ref(), command) {
                     Ok(answer) if answer.contains(text) == *said => None,
@@ -172,6 +183,8 @@ impl Node {
         match self.program.ready {
             Ready::Http { port, .. } => port,
             Ready::Redis { .. } => self.plain_port(),
+            #[cfg(feature = "tls")]
+            Ready::Https { .. } => self.plain_port(),
         }
     }
 
@@ -185,7 +198,7 @@ impl Node {
             Ready::Redis { login, .. } => {
                 super::resp::ask(&local(self.plain_port()), login.as_ref(), command)
             }
-            Ready::Http { .. } => Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Redis")),
+            _ => Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Redis")),
         }
     }
 

@@ -99,16 +99,16 @@ pub(super) enum Found {
 
 /// The sources that `COORD_TEST_SERVERS` allows: all of them unless it names one.
 #[derive(Clone, Copy, Debug)]
-struct Allowed {
-    url: bool,
-    programs: bool,
+pub(super) struct Allowed {
+    pub(super) url: bool,
+    pub(super) programs: bool,
     containers: bool,
 }
 
 impl Allowed {
-    const VARIABLE: &str = "COORD_TEST_SERVERS";
+    pub(super) const VARIABLE: &str = "COORD_TEST_SERVERS";
 
-    fn read(text: Option<&str>) -> Result<Self, String> {
+    pub(super) fn read(text: Option<&str>) -> Result<Self, String> {
         let none = Self { url: false, programs: false, containers: false };
         match text {
             None | Some("") => Ok(Self { url: true, programs: true, containers: true }),

@@ -1,0 +1,823 @@
+//! Tables and requests.
+//!
+//! A table is one ConfigMap, its head: the highest fence and the manifest of the newest map. Claim
+//! and publish replace it on condition of the version that was read, so a claim makes every write
+//! fail that was decided on before it. A map that is too large for the head stands in ConfigMaps of
+//! its own, which are written before the head names them and never changed.
+//!
+//! A request is one ConfigMap, and its answer stands in it. There is no write that depends on two
+//! objects, so a claim of the reserved table marks every open request as well: what an older leader
+//! had read of it before can't be answered any more.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use coord_core::wire::{
+    AnswerV1, ChunkKey, EncodedMap, Manifest, Record, RequestV1, TableHeadV1, WireLimits, digest,
+    encode_map, encode_next,
+};
+use coord_core::{
+    Answer, Answered, Binding, Claim, ClaimRequest, Error, ErrorKind, Fence, Moment, Placement,
+    PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
+    Table, TableName, TableUid, Version,
+};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use serde_json::json;
+
+use crate::client::{Client, List, Object, Resource, Selector, Topic, subscribe};
+use crate::error::Op;
+use crate::keys::{ANSWER, CHUNK, HEAD, Keys, Kind, LABEL_TABLE, REQUEST, SEALED, table_label};
+use crate::{Handle, RACES_MAX, Seen, pause};
+
+/// What one object holds at most: 1 MiB as the API server counts it, less what is added to it.
+pub(crate) const VALUE_BYTES_MAX: usize = (1 << 20) - (16 << 10);
+
+/// How many objects are written or read at once.
+const WRITES_MAX: usize = 8;
+
+/// The newest maps that this handle has seen, so that the next one is written and read as a
+/// difference.
+#[derive(Clone, Default)]
+pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Known>>>);
+
+#[derive(Clone)]
+struct Known {
+    manifest: Manifest,
+    map: Arc<ShardMap>,
+    /// Whether there are certainly no chunks to be removed.
+    is_swept: bool,
+}
+
+/// A head as it stands.
+struct Head {
+    object: Object,
+    record: TableHeadV1,
+}
+
+#[async_trait]
+impl Placement for Handle {
+    async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
+        let op = Op::write("claim", request.table.as_str());
+        let fence = &request.fence;
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let head = self.reader().head(op, &request.table).await?;
+            let (at, record) = match head {
+                None => {
+                    let (table, header) = (request.table.clone(), request.header.clone());
+                    (None, TableHeadV1::created(table, header, fence.clone()))
+                }
+                Some(Head { object, record }) => match refused(request, &record) {
+                    Some(refusal) => return Ok(refusal),
+                    None if record.fence == *fence && record.binding.admits(fence) => {
+                        return self.claimed(op, request, record).await;
+                    }
+                    None => {
+                        let record = record.with_binding(Binding::of(fence));
+                        (Some(object), record.with_fence(fence.clone()))
+                    }
+                },
+            };
+            if self.write_head(op, &request.table, &record, at).await?.is_some() {
+                return self.claimed(op, request, record).await;
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn publish(
+        &self,
+        table: &TableName,
+        fence: &Fence,
+        expected: Version,
+        map: &Arc<ShardMap>,
+    ) -> Result<Publish> {
+        check_map(table, fence, expected, map)?;
+        let op = Op::write("publish", table.as_str());
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let head = self.reader().head(op, table).await?;
+            let Some(Head { object, record: head }) = head else {
+                return Ok(Publish::Fenced(None));
+            };
+            if !head.binding.admits(fence) || !fence.passes(&head.fence) {
+                return Ok(Publish::Fenced(Some(head.fence)));
+            }
+            if is_retry(&head, fence, map) {
+                return Ok(Publish::Published(map.version()));
+            }
+            let (uid, version) = (head.uid, head.version());
+            if map.uid() != uid || expected != version {
+                return Ok(Publish::Conflict { uid, version });
+            }
+            if *map.header() != head.header {
+                let why = format!("the map has header {:?}, the table another", map.header());
+                return Err(Error::invalid("publish", why).resource(table));
+            }
+            let EncodedMap { manifest, chunks, .. } = self.encode(table, &head, map)?;
+            self.write_chunks(op, table, object.uid(), object.name(), chunks).await?;
+            let previous = head.manifest.clone();
+            let record = head.with_fence(fence.clone()).with_manifest(manifest.clone());
+            if self.write_head(op, table, &record, Some(object)).await?.is_some() {
+                self.published(table, fence, previous, manifest, map);
+                return Ok(Publish::Published(map.version()));
+            }
+        }
+        Err(op.contended())
+    }
+
+    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+        let op = Op::read("load", table.as_str());
+        let Some((head, map)) = self.reader().table(op, table).await? else { return Ok(None) };
+        Ok(Some(whole(head.record, map)))
+    }
+
+    async fn tables(&self) -> Result<Vec<TableName>> {
+        let op = Op::read("tables", &self.info.target);
+        let cluster = self.keys.cluster().to_owned();
+        let selector = Selector::Kind { cluster, kind: Kind::Table };
+        let list = self.client.names(op, Resource::ConfigMaps, &selector).await?;
+        let names = list.objects.iter().filter_map(|object| self.keys.table_of(object.name()));
+        let mut tables: Vec<_> = names.collect();
+        tables.sort_unstable();
+        Ok(tables)
+    }
+
+    fn watch(&self, table: &TableName) -> BoxStream<'static, Result<PlacementEvent>> {
+        let topic = TableTopic { reader: self.reader(), table: table.clone(), map: None };
+        subscribe(&self.client, table.as_str(), topic)
+    }
+
+    async fn request(&self, request: &Request) -> Result<RequestId> {
+        let name = request.id.to_string();
+        let op = Op::write("request", &name);
+        let object = self.keys.request(request.id);
+        let mut object = Object::new(Resource::ConfigMaps, &self.keys, Kind::Request, &object);
+        object.set_data(REQUEST, text(op, RequestV1::of(request).encode()?)?);
+        // One that is there is this very one, submitted before.
+        if let Some(made) = self.client.create(op, Resource::ConfigMaps, &object).await? {
+            self.requests.observe_fixed(&made, request.time_limit, self.client.now());
+        }
+        Ok(request.id)
+    }
+
+    async fn answer(&self, id: &RequestId, fence: &Fence, answer: &Answer) -> Result<Answered> {
+        let name = id.to_string();
+        let op = Op::write("answer", &name);
+        let value = text(op, AnswerV1::of(*id, answer).encode()?)?;
+        let (asked, cluster) = (self.keys.request(*id), TableName::cluster());
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            // The request is read before the head. If the head is this leader's own then, a later
+            // leader that claims it marks the request, and the version that was read is gone.
+            let object = self.client.get(op, Resource::ConfigMaps, &asked).await?;
+            let claimed = self.reader().head(op, &cluster).await?.map(|head| head.record.fence);
+            if claimed.as_ref() != Some(fence) {
+                return Ok(Answered::Fenced(claimed));
+            }
+            let Some(mut object) = object else { return Ok(Answered::Gone) };
+            let request = read_request(op, *id, &object)?;
+            if is_over(&self.requests, &object, &request, self.client.now()) {
+                return Ok(Answered::Gone);
+            }
+            if let Some(earlier) = read_answer(op, *id, &object)? {
+                let is_same = earlier == *answer;
+                return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
+            }
+            object.set_data(ANSWER, value.clone());
+            if self.client.replace(op, Resource::ConfigMaps, &object).await?.is_some() {
+                return Ok(Answered::Recorded);
+            }
+        }
+        Err(op.contended())
+    }
+
+    fn watch_requests(&self) -> BoxStream<'static, Result<RequestEvent>> {
+        let topic = RequestsTopic {
+            keys: self.keys.clone(),
+            client: self.client.clone(),
+            seen: self.requests.clone(),
+            open: BTreeMap::new(),
+        };
+        subscribe(&self.client, &self.info.target, topic)
+    }
+}
+
+/// Refuses a map that is not the version after `expected`, or that names another writer.
+fn check_map(table: &TableName, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
+    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
+        format!("the map is of version {}, which does not follow {expected}", map.version())
+    } else if map.writer() != Some(fence) {
+        format!("the map does not name the fence of term {} as its writer", fence.term)
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid("publish", why).resource(table))
+}
+
+/// Why a claim of a table that exists is refused, if it is.
+fn refused(request: &ClaimRequest, head: &TableHeadV1) -> Option<Claim> {
+    let fence = &request.fence;
+    let is_bound = head.binding.admits(fence);
+    if !is_bound && request.rebind_from.as_ref() != Some(&head.binding) {
+        return Some(Claim::OtherLease(head.binding.clone()));
+    }
+    if is_bound && !fence.passes(&head.fence) {
+        return Some(Claim::Fenced(head.fence.clone()));
+    }
+    (head.header != request.header).then(|| Claim::Mismatch(head.header.clone()))
+}
+
+/// Whether the stored map is this very one, written under this very fence.
+fn is_retry(head: &TableHeadV1, fence: &Fence, map: &ShardMap) -> bool {
+    head.manifest.as_ref().is_some_and(|manifest| {
+        manifest.uid() == map.uid()
+            && manifest.version() == map.version()
+            && manifest.writer() == fence
+            && manifest.digest() == digest(map)
+    })
+}
+
+/// A table of its head and the map that the head speaks of.
+fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> Table {
+    Table::new(head.table, head.fence, head.binding, map)
+}
+
+impl Handle {
+    fn reader(&self) -> Reader {
+        Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
+    }
+
+    /// Writes a head over the object that was read, or as a new one; none if another one is there by
+    /// now.
+    async fn write_head(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        head: &TableHeadV1,
+        at: Option<Object>,
+    ) -> Result<Option<Object>> {
+        let value = text(op, head.encode()?)?;
+        let is_new = at.is_none();
+        let blank = || {
+            let name = self.keys.table(table);
+            Object::new(Resource::ConfigMaps, &self.keys, Kind::Table, &name)
+        };
+        let mut object = at.unwrap_or_else(blank);
+        object.set_data(HEAD, value);
+        match is_new {
+            true => self.client.create(op, Resource::ConfigMaps, &object).await,
+            false => self.client.replace(op, Resource::ConfigMaps, &object).await,
+        }
+    }
+
+    /// The table of a head that names the claiming fence.
+    async fn claimed(
+        &self,
+        op: Op<'_>,
+        request: &ClaimRequest,
+        head: TableHeadV1,
+    ) -> Result<Claim> {
+        if request.table == TableName::cluster() {
+            self.seal_requests(op, &request.fence).await?;
+        }
+        let reader = self.reader();
+        if let Some(map) = reader.map(op, &head).await? {
+            return Ok(Claim::Claimed(whole(head, map)));
+        }
+        // A newer map has replaced it: by this fence's own hand, or by that of a successor.
+        Ok(match reader.table(op, &request.table).await? {
+            Some((head, map)) if head.record.fence == request.fence => {
+                Claim::Claimed(whole(head.record, map))
+            }
+            Some((head, _)) => Claim::Fenced(head.record.fence),
+            None => Claim::Fenced(request.fence.clone()),
+        })
+    }
+
+    /// Marks every open request, so that no older leader can answer it any more.
+    async fn seal_requests(&self, op: Op<'_>, fence: &Fence) -> Result<()> {
+        let cluster = self.keys.cluster().to_owned();
+        let selector = Selector::Kind { cluster, kind: Kind::Request };
+        let list = self.client.list(op, Resource::ConfigMaps, &selector).await?;
+        let seal = format!("{}.{}", fence.term, fence.attempt);
+        let is_open = |object: &Object| {
+            object.data(ANSWER).is_none() && object.annotation(SEALED) != Some(seal.as_str())
+        };
+        let open = list.objects.into_iter().filter(is_open);
+        let writes = open.map(|object| self.seal_request(op, object, &seal));
+        stream::iter(writes).buffer_unordered(WRITES_MAX).try_collect::<()>().await
+    }
+
+    async fn seal_request(&self, op: Op<'_>, mut object: Object, seal: &str) -> Result<()> {
+        let name = object.name().to_owned();
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            object.set_annotation(SEALED, seal);
+            if self.client.replace(op, Resource::ConfigMaps, &object).await?.is_some() {
+                return Ok(());
+            }
+            match self.client.get(op, Resource::ConfigMaps, &name).await? {
+                // Answered or forgotten meanwhile: by whom it was allowed to.
+                None => return Ok(()),
+                Some(now) if now.data(ANSWER).is_some() => return Ok(()),
+                Some(now) => object = now,
+            }
+        }
+        Err(op.contended())
+    }
+
+    fn encode(&self, table: &TableName, head: &TableHeadV1, map: &ShardMap) -> Result<EncodedMap> {
+        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
+        match (self.maps.get(table), &head.manifest) {
+            (Some(known), Some(manifest)) if known.manifest == *manifest => {
+                encode_next(manifest, &known.map, map, limits)
+            }
+            _ => encode_map(map, limits),
+        }
+    }
+
+    async fn write_chunks(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        head_uid: &str,
+        head_name: &str,
+        chunks: Vec<(ChunkKey, Bytes)>,
+    ) -> Result<()> {
+        // Whoever deletes a table's head has its chunks collected.
+        let owner = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "name": head_name, "uid": head_uid,
+        });
+        let writes = chunks.into_iter().map(|(key, bytes)| {
+            let name = self.keys.chunk(table, &key);
+            let mut object = Object::new(Resource::ConfigMaps, &self.keys, Kind::Chunk, &name);
+            object.set_label(LABEL_TABLE, &table_label(table));
+            object.set_owner(Some(owner.clone()));
+            object.set_immutable_binary(CHUNK, &bytes);
+            async move { self.write_chunk(op, table, &object, &bytes).await }
+        });
+        stream::iter(writes).buffer_unordered(WRITES_MAX).try_collect::<()>().await
+    }
+
+    /// Writes a chunk unless it is there.
+    async fn write_chunk(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        object: &Object,
+        bytes: &Bytes,
+    ) -> Result<()> {
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            if self.client.create(op, Resource::ConfigMaps, object).await?.is_some() {
+                return Ok(());
+            }
+            match self.client.get(op, Resource::ConfigMaps, object.name()).await? {
+                Some(stored) if stored.binary(CHUNK).as_ref() == Some(bytes) => return Ok(()),
+                Some(_) => {
+                    let why = format!("a chunk holds something else object={}", object.name());
+                    return Err(Error::corrupt(op.name, why).resource(table));
+                }
+                None => {}
+            }
+        }
+        Err(op.contended())
+    }
+
+    /// Remembers a map that was published, and removes the chunks that nobody needs any more.
+    fn published(
+        &self,
+        table: &TableName,
+        fence: &Fence,
+        previous: Option<Manifest>,
+        manifest: Manifest,
+        map: &Arc<ShardMap>,
+    ) {
+        let was_swept = self.maps.get(table).is_some_and(|known| known.is_swept);
+        let is_inline = manifest.keys().next().is_none();
+        let is_swept = was_swept && is_inline;
+        let known = Known { manifest: manifest.clone(), map: Arc::clone(map), is_swept };
+        self.maps.put(table, known);
+        if is_swept {
+            return;
+        }
+        let named = manifest.keys().chain(previous.iter().flat_map(Manifest::keys)).collect();
+        let sweep = Sweep {
+            client: self.client.clone(),
+            keys: self.keys.clone(),
+            maps: self.maps.clone(),
+            table: table.clone(),
+            fence: fence.clone(),
+            version: manifest.version(),
+            named,
+        };
+        self.client.tasks().spawn(sweep.run());
+    }
+}
+
+/// Removes what is left of older maps.
+struct Sweep {
+    client: Client,
+    keys: Keys,
+    maps: Maps,
+    table: TableName,
+    fence: Fence,
+    version: Version,
+    /// The chunks of the two newest manifests.
+    named: HashSet<ChunkKey>,
+}
+
+impl Sweep {
+    async fn run(self) {
+        if let Err(error) = self.sweep().await {
+            // The next publish tries again.
+            tracing::debug!(%error, table = %self.table, "old chunks were not removed");
+        }
+    }
+
+    async fn sweep(&self) -> Result<()> {
+        let op = Op::write("sweep", self.table.as_str());
+        let before = self.keys.before_chunks(&self.table);
+        let cluster = self.keys.cluster().to_owned();
+        let selector = Selector::Chunks { cluster, table: table_label(&self.table) };
+        let list = self.client.names(op, Resource::ConfigMaps, &selector).await?;
+        if list.objects.is_empty() {
+            self.maps.swept(&self.table, self.version);
+        }
+        let is_old = |object: &Object| {
+            let key = object.name().strip_prefix(&before).and_then(|text| text.parse().ok());
+            key.is_some_and(|key| self.is_old(&key))
+        };
+        let old: Vec<_> = list.objects.into_iter().filter(is_old).collect();
+        let removals = old.into_iter().map(|object| async move {
+            let (name, uid) = (object.name(), object.uid());
+            // One that is gone by now was removed by another.
+            let deleted = self.client.delete(op, Resource::ConfigMaps, name, uid, None).await?;
+            tracing::trace!(name, ?deleted, "an old chunk");
+            Ok::<_, Error>(())
+        });
+        stream::iter(removals).buffer_unordered(WRITES_MAX).try_collect::<()>().await
+    }
+
+    /// Whether a chunk is of no use to anybody. Those of a greater term are a successor's, who may
+    /// be writing them just now.
+    fn is_old(&self, key: &ChunkKey) -> bool {
+        let is_mine = key.attempt == self.fence.attempt && key.version <= self.version;
+        let is_past = key.term < self.fence.term || (key.term == self.fence.term && is_mine);
+        is_past && !self.named.contains(key)
+    }
+}
+
+impl Maps {
+    fn get(&self, table: &TableName) -> Option<Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(table).cloned()
+    }
+
+    /// Remembers a map, unless a newer one of the same life is known.
+    fn put(&self, table: &TableName, known: Known) {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = maps.entry(table.clone()).or_insert_with(|| known.clone());
+        if newest.map.uid() != known.map.uid() || newest.map.version() <= known.map.version() {
+            *newest = known;
+        }
+    }
+
+    fn swept(&self, table: &TableName, version: Version) {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = maps.get_mut(table)
+            && known.manifest.version() == version
+        {
+            known.is_swept = true;
+        }
+    }
+}
+
+impl fmt::Debug for Maps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Maps").finish_non_exhaustive()
+    }
+}
+
+/// Reads tables.
+struct Reader {
+    client: Client,
+    keys: Keys,
+    maps: Maps,
+}
+
+impl Reader {
+    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<Option<Head>> {
+        let name = self.keys.table(table);
+        let Some(object) = self.client.get(op, Resource::ConfigMaps, &name).await? else {
+            return Ok(None);
+        };
+        let record = read_head(op, table, &object)?;
+        Ok(Some(Head { object, record }))
+    }
+
+    /// A table with its map, whole.
+    async fn table(&self, op: Op<'_>, table: &TableName) -> Result<Option<(Head, Arc<ShardMap>)>> {
+        let mut before = None::<String>;
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let Some(head) = self.head(op, table).await? else { return Ok(None) };
+            if let Some(map) = self.map(op, &head.record).await? {
+                return Ok(Some((head, map)));
+            }
+            // It was removed with its manifest, so there must be another manifest by now.
+            if before.as_deref() == Some(head.object.version()) {
+                let why = "a chunk is missing that the table's head names";
+                return Err(Error::corrupt(op.name, why).resource(table));
+            }
+            before = Some(head.object.version().to_owned());
+        }
+        Err(op.contended())
+    }
+
+    /// The map that a head speaks of; none if a chunk of it is missing.
+    async fn map(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Option<Arc<ShardMap>>> {
+        let Some(manifest) = &head.manifest else {
+            return Ok(Some(Arc::new(ShardMap::empty(head.header.clone(), head.uid))));
+        };
+        let known = self.maps.get(&head.table);
+        if let Some(known) = &known
+            && known.manifest == *manifest
+        {
+            return Ok(Some(Arc::clone(&known.map)));
+        }
+        let have = known.as_ref().map(|known| &*known.map);
+        let reads = manifest.needed(have).into_iter().map(|key| async move {
+            let name = self.keys.chunk(&head.table, &key);
+            let object = self.client.get(op, Resource::ConfigMaps, &name).await?;
+            let Some(object) = object else { return Ok(None) };
+            match object.binary(CHUNK) {
+                Some(bytes) => Ok(Some((key, bytes))),
+                None => Err(op.damaged(format!("object {name} holds no chunk"))),
+            }
+        });
+        let chunks: Vec<_> = stream::iter(reads).buffer_unordered(WRITES_MAX).try_collect().await?;
+        let Some(chunks) = chunks.into_iter().collect::<Option<HashMap<_, _>>>() else {
+            return Ok(None);
+        };
+        let map = manifest.assemble(have, &chunks).map_err(|error| op.corrupt(error))?;
+        let map = Arc::new(map);
+        let known = Known { manifest: manifest.clone(), map: Arc::clone(&map), is_swept: false };
+        self.maps.put(&head.table, known);
+        Ok(Some(map))
+    }
+}
+
+fn text(op: Op<'_>, record: Bytes) -> Result<String> {
+    if record.len() > VALUE_BYTES_MAX {
+        let why =
+            format!("the record has {} bytes; an object holds {VALUE_BYTES_MAX}", record.len());
+        return Err(op.error(ErrorKind::Invalid).message(why));
+    }
+    String::from_utf8(record.to_vec())
+        .map_err(|source| op.damaged("a record is no text").with_source(source))
+}
+
+/// The field of an object that has to have it.
+fn field<'a>(op: Op<'_>, object: &'a Object, name: &str) -> Result<&'a [u8]> {
+    match object.data(name) {
+        Some(text) => Ok(text.as_bytes()),
+        None => Err(op.damaged(format!("object {} has no data.{name}", object.name()))),
+    }
+}
+
+fn read_head(op: Op<'_>, table: &TableName, object: &Object) -> Result<TableHeadV1> {
+    let value = field(op, object, HEAD)?;
+    let head = TableHeadV1::decode(value).map_err(|error| op.corrupt(error))?;
+    if head.table != *table {
+        let why = format!("the record is that of another table found={}", head.table);
+        return Err(Error::corrupt(op.name, why).resource(table));
+    }
+    Ok(head)
+}
+
+fn read_request(op: Op<'_>, id: RequestId, object: &Object) -> Result<Request> {
+    let request = RequestV1::decode(field(op, object, REQUEST)?)
+        .and_then(RequestV1::into_request)
+        .map_err(|error| op.corrupt(error))?;
+    if request.id != id {
+        let why = format!("the record is that of another request found={}", request.id);
+        return Err(Error::corrupt(op.name, why).resource(id));
+    }
+    Ok(request)
+}
+
+fn read_answer(op: Op<'_>, id: RequestId, object: &Object) -> Result<Option<Answer>> {
+    let Some(text) = object.data(ANSWER) else { return Ok(None) };
+    let record = AnswerV1::decode(text.as_bytes()).map_err(|error| op.corrupt(error))?;
+    if record.id != id {
+        let why = format!("the record is the answer to another request found={}", record.id);
+        return Err(Error::corrupt(op.name, why).resource(id));
+    }
+    record.into_answer().map(Some).map_err(|error| op.corrupt(error))
+}
+
+/// Whether a request's time limit has passed: by how long this observer has known it, or by the API
+/// server's own clock, for one that was left behind. That clock tells seconds, and the servers'
+/// clocks differ a little.
+fn is_over(seen: &Seen, object: &Object, request: &Request, now: Moment) -> bool {
+    const SLACK: i64 = 2;
+    let standing = seen.observe_fixed(object, request.time_limit, now);
+    let age = match (object.read_at, object.created_at()) {
+        (Some(read), Some(created)) => read.saturating_sub(created),
+        _ => 0,
+    };
+    let limit = i64::try_from(request.time_limit.as_secs()).unwrap_or(i64::MAX);
+    standing.is_expired() || age > limit.saturating_add(1 + SLACK)
+}
+
+struct TableTopic {
+    reader: Reader,
+    table: TableName,
+    map: Option<Arc<ShardMap>>,
+}
+
+impl TableTopic {
+    async fn take(
+        &mut self,
+        object: Option<&Object>,
+        events: &mut VecDeque<PlacementEvent>,
+    ) -> Result<()> {
+        let table = self.table.clone();
+        let op = Op::read("watch", table.as_str());
+        let map = match object {
+            Some(object) => {
+                let head = read_head(op, &table, object)?;
+                if self.shows(head.uid, head.version()) {
+                    return Ok(());
+                }
+                match self.reader.map(op, &head).await? {
+                    Some(map) => Some(map),
+                    // The head is out of date.
+                    None => self.reader.table(op, &table).await?.map(|(_, map)| map),
+                }
+            }
+            None => None,
+        };
+        let is_next = match (&self.map, &map) {
+            (None, None) => return Ok(()),
+            // A read was ahead of the watch.
+            (Some(old), Some(new)) if old.uid() == new.uid() => {
+                if new.version() <= old.version() {
+                    return Ok(());
+                }
+                true
+            }
+            _ => false,
+        };
+        self.map.clone_from(&map);
+        // Only the newest map waits for a slow reader.
+        let was_snapshot = events.drain(..).any(|e| matches!(e, PlacementEvent::Snapshot(_)));
+        events.push_back(match map {
+            Some(map) if is_next && !was_snapshot => PlacementEvent::Changed(map),
+            map => PlacementEvent::Snapshot(map),
+        });
+        Ok(())
+    }
+
+    fn shows(&self, uid: TableUid, version: Version) -> bool {
+        self.map.as_ref().is_some_and(|map| map.uid() == uid && map.version() == version)
+    }
+}
+
+impl Topic for TableTopic {
+    type Event = PlacementEvent;
+
+    fn selector(&self) -> (Resource, Selector) {
+        (Resource::ConfigMaps, Selector::Name(self.reader.keys.table(&self.table)))
+    }
+
+    async fn all(&mut self, list: List, events: &mut VecDeque<PlacementEvent>) -> Result<()> {
+        self.take(list.objects.first(), events).await
+    }
+
+    async fn one(
+        &mut self,
+        object: Object,
+        is_deleted: bool,
+        events: &mut VecDeque<PlacementEvent>,
+    ) -> Result<()> {
+        self.take(Some(&object).filter(|_| !is_deleted), events).await
+    }
+
+    fn snapshot(&mut self) -> PlacementEvent {
+        PlacementEvent::Snapshot(self.map.clone())
+    }
+
+    fn due(&self) -> Option<Duration> {
+        None
+    }
+}
+
+struct RequestsTopic {
+    keys: Keys,
+    client: Client,
+    seen: Seen,
+    open: BTreeMap<RequestId, Open>,
+}
+
+/// A request that is not over.
+struct Open {
+    object: Object,
+    record: RequestRecord,
+}
+
+impl RequestsTopic {
+    fn take(&mut self, object: Object, events: &mut VecDeque<RequestEvent>) -> Result<()> {
+        let Some(id) = self.keys.request_of(object.name()) else { return Ok(()) };
+        let op = Op::read("watch", object.name());
+        let request = read_request(op, id, &object)?;
+        if is_over(&self.seen, &object, &request, self.client.now()) {
+            self.gone(id, events);
+            self.collect(object);
+            return Ok(());
+        }
+        let answer = read_answer(op, id, &object)?;
+        let was_answered = match self.open.get(&id) {
+            Some(open) => open.record.answer.is_some(),
+            None => {
+                events.push_back(RequestEvent::Submitted(request.clone()));
+                false
+            }
+        };
+        if let Some(answer) = answer.clone().filter(|_| !was_answered) {
+            events.push_back(RequestEvent::Answered(id, answer));
+        }
+        let record = RequestRecord::new(request, answer);
+        self.open.insert(id, Open { object, record });
+        Ok(())
+    }
+
+    fn gone(&mut self, id: RequestId, events: &mut VecDeque<RequestEvent>) {
+        if self.open.remove(&id).is_some() {
+            events.push_back(RequestEvent::Gone(id));
+        }
+    }
+
+    /// Deletes a request that is over. Whoever watches does, and one of them is the first.
+    fn collect(&self, object: Object) {
+        let client = self.client.clone();
+        self.client.tasks().spawn(async move {
+            let op = Op::write("collect", object.name());
+            let (name, uid) = (object.name(), object.uid());
+            let deleted = client.delete(op, Resource::ConfigMaps, name, uid, None).await;
+            tracing::trace!(name, ?deleted, "a request is over");
+        });
+    }
+}
+
+impl Topic for RequestsTopic {
+    type Event = RequestEvent;
+
+    fn selector(&self) -> (Resource, Selector) {
+        let cluster = self.keys.cluster().to_owned();
+        (Resource::ConfigMaps, Selector::Kind { cluster, kind: Kind::Request })
+    }
+
+    async fn all(&mut self, list: List, events: &mut VecDeque<RequestEvent>) -> Result<()> {
+        let names = list.objects.iter().filter_map(|object| self.keys.request_of(object.name()));
+        let there: HashSet<_> = names.collect();
+        let missing: Vec<_> = self.open.keys().filter(|id| !there.contains(id)).copied().collect();
+        for id in missing {
+            self.gone(id, events);
+        }
+        self.seen.only(&list.objects);
+        list.objects.into_iter().try_for_each(|object| self.take(object, events))
+    }
+
+    async fn one(
+        &mut self,
+        object: Object,
+        is_deleted: bool,
+        events: &mut VecDeque<RequestEvent>,
+    ) -> Result<()> {
+        if !is_deleted {
+            return self.take(object, events);
+        }
+        self.seen.absent(object.name());
+        if let Some(id) = self.keys.request_of(object.name()) {
+            self.gone(id, events);
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> RequestEvent {
+        // In the order in which they came, as far as the API server tells it: by the second.
+        let mut open: Vec<_> = self.open.iter().collect();
+        open.sort_by_key(|(id, open)| (open.object.created_at(), **id));
+        RequestEvent::Snapshot(open.into_iter().map(|(_, open)| open.record.clone()).collect())
+    }
+
+    fn due(&self) -> Option<Duration> {
+        self.open.values().filter_map(|open| self.seen.remaining(open.object.name())).min()
+    }
+}
