@@ -23,6 +23,7 @@ mod container;
 mod etcd;
 mod find;
 mod http;
+mod leader;
 mod nats;
 mod node;
 mod process;
