@@ -31,7 +31,8 @@ fn main() -> ExitCode {
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(TRIALS_AT_ONCE);
-    let mut trials = scenarios::leaders::trials();
+    let mut trials = scenarios::checks::trials();
+    trials.extend(scenarios::leaders::trials());
     trials.extend(scenarios::nodes::trials());
     trials.extend(scenarios::stores::trials());
     trials.extend(scenarios::replies::trials());

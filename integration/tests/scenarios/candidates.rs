@@ -19,7 +19,9 @@ use super::recording::{Recording, now};
 use super::said::{Line, Said};
 
 const CANDIDATES: u32 = 1_000;
-const TTL: Duration = Duration::from_secs(10);
+/// Long enough for a thousand to stand at once, on few cores, without the holder's renewals failing.
+const TTL: Duration = Duration::from_secs(30);
+const WINDOW: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(5);
 /// How often the lease is handed on.
 const HANDOVERS: u32 = 5;
@@ -105,7 +107,7 @@ async fn contend(
 
     // While somebody holds it, each looks once in a while.
     let (before, sent) = (tries(), traffic());
-    tokio::time::sleep(TTL).await;
+    tokio::time::sleep(WINDOW).await;
     let (tried, now_sent) = (tries() - before, traffic());
     assert!(won.try_recv().is_err(), "there are two winners");
     assert!(guard.is_held());
@@ -113,14 +115,14 @@ async fn contend(
         - sent.bytes_to_server
         - sent.bytes_to_client;
     note(format!(
-        "{store}: {CANDIDATES} candidates made {tried} requests and {bytes} bytes in {TTL:?}, over \
+        "{store}: {CANDIDATES} candidates made {tried} requests and {bytes} bytes in {WINDOW:?}, over \
          {} connections",
         now_sent.connections
     ));
     // Every RETRY, a tenth of it earlier or later, and one that had begun before.
-    let looks = u64::from(CANDIDATES) * (TTL.as_secs() * 10 / (RETRY.as_secs() * 9) + 1);
-    assert!(tried <= looks, "{tried} tries in {TTL:?}, allowed are {looks}");
-    assert!(bytes <= looks * REQUEST_BYTES_MAX, "{bytes} bytes in {TTL:?}");
+    let looks = u64::from(CANDIDATES) * (WINDOW.as_secs() * 10 / (RETRY.as_secs() * 9) + 1);
+    assert!(tried <= looks, "{tried} tries in {WINDOW:?}, allowed are {looks}");
+    assert!(bytes <= looks * REQUEST_BYTES_MAX, "{bytes} bytes in {WINDOW:?}");
 
     // Handed on, it goes to one of the others, and they do not all jump at it again and again.
     let mut slowest = Duration::ZERO;

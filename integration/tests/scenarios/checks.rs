@@ -2,16 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coord::cluster::invariants::{self, Hosting, Hosts};
-use coord::{Moment, NodeStatus, ShardMap};
+use coord::{
+    Address, AttemptId, Fence, Incarnation, LeaseName, Moment, NodeEntry, NodeId, NodeStatus,
+    Origin, ShardCount, ShardId, ShardMap, TableHeader, TableUid, Term,
+};
 use coord_conformance::history::{Entry, History, What};
+use libtest_mimic::Trial;
 
-use super::driver::{Done, Member};
-use super::said::{Call, Outcome, Said};
+use super::driver::{Done, own_entries};
+use super::said::{Call, Line, Outcome, Said};
+
+/// What one member said.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) lines: &'a [Line],
+}
 
 /// Checks the members' history, their calls, and the maps that a watch of the store showed.
-pub(crate) fn check(members: &[Member], entries: Vec<Entry>, maps: &[Arc<ShardMap>]) -> Done {
+pub(crate) fn check(members: &[Told<'_>], entries: Vec<Entry>, maps: &[Arc<ShardMap>]) -> Done {
     let mut wrong = Vec::new();
     nobody_leads_twice(members, &entries, &mut wrong);
     let violations = History::new(entries).check();
@@ -30,7 +42,7 @@ pub(crate) fn check(members: &[Member], entries: Vec<Entry>, maps: &[Arc<ShardMa
 
 /// A node that says it leads does so before its own deadline, and before another one was granted a
 /// greater term.
-fn nobody_leads_twice(members: &[Member], entries: &[Entry], wrong: &mut Vec<String>) {
+fn nobody_leads_twice(members: &[Told<'_>], entries: &[Entry], wrong: &mut Vec<String>) {
     let mut granted: BTreeMap<_, (Moment, Moment)> = BTreeMap::new();
     for entry in entries {
         if let What::Holds { fence, until } = &entry.what {
@@ -39,7 +51,7 @@ fn nobody_leads_twice(members: &[Member], entries: &[Entry], wrong: &mut Vec<Str
         }
     }
     for member in members {
-        for line in &member.lines {
+        for line in member.lines {
             let Said::Leads(fence) = &line.said else { continue };
             let at = line.at();
             if granted.get(&fence.term).is_none_or(|(_, until)| at >= *until) {
@@ -55,7 +67,7 @@ fn nobody_leads_twice(members: &[Member], entries: &[Entry], wrong: &mut Vec<Str
 }
 
 /// No write was accepted that was sent after a claim by a higher fence had been answered.
-fn fenced_writes(members: &[Member], wrong: &mut Vec<String>) {
+fn fenced_writes(members: &[Told<'_>], wrong: &mut Vec<String>) {
     let calls = || {
         members.iter().flat_map(|member| {
             member.lines.iter().filter_map(move |line| match &line.said {
@@ -83,10 +95,10 @@ fn fenced_writes(members: &[Member], wrong: &mut Vec<String>) {
 }
 
 /// What one node sees of a table never goes back.
-fn versions(members: &[Member], wrong: &mut Vec<String>) {
+fn versions(members: &[Told<'_>], wrong: &mut Vec<String>) {
     for member in members {
         let mut seen = BTreeMap::new();
-        for line in &member.lines {
+        for line in member.lines {
             let Said::View(view) = &line.said else { continue };
             for (table, version) in &view.tables {
                 let before = seen.insert(table.clone(), *version);
@@ -125,4 +137,87 @@ fn each_map(maps: &[Arc<ShardMap>], wrong: &mut Vec<String>) {
             wrong.push(format!("version {}: {violation}", new.version()));
         }
     }
+}
+
+/// The checks see what they are for.
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test("checks::a_second_leader_is_seen", a_second_leader_is_seen),
+        Trial::test("checks::a_write_of_a_former_leader_is_seen", a_former_leaders_write_is_seen),
+        Trial::test("checks::maps_that_are_wrong_are_seen", wrong_maps_are_seen),
+    ]
+}
+
+fn at(seconds: u64) -> Moment {
+    Moment::from_origin(Duration::from_secs(seconds))
+}
+
+fn fence(term: u64) -> Fence {
+    let attempt = AttemptId::from_u128(u128::from(term));
+    Fence::new(LeaseName::leader(), Term::from_u64(term), attempt, Origin::new("test:1/c"))
+}
+
+fn holds(from: u64, term: u64, until: u64) -> Line {
+    Line::new(at(from), Said::Entry(What::Holds { fence: fence(term), until: at(until) }))
+}
+
+fn leads(when: u64, term: u64) -> Line {
+    Line::new(at(when), Said::Leads(fence(term)))
+}
+
+/// What is wrong with what two members said.
+fn wrong(one: &[Line], two: &[Line], maps: &[Arc<ShardMap>]) -> String {
+    let members = [Told { name: "one", lines: one }, Told { name: "two", lines: two }];
+    let entries = members.iter().flat_map(|told| own_entries(told.name, told.lines)).collect();
+    check(&members, entries, maps)
+        .err()
+        .and_then(|failed| failed.message().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+fn a_second_leader_is_seen() -> Done {
+    let one = [holds(1, 7, 10), leads(2, 7), leads(9, 7)];
+    let ended = What::Ended { fence: fence(7), how: "expired".to_owned() };
+    let ended = Line::new(at(10), Said::Entry(ended));
+    let right = [&one[..], std::slice::from_ref(&ended)].concat();
+    assert_eq!(wrong(&right, &[holds(11, 8, 20), leads(12, 8)], &[]), "");
+    let late = [&right[..], &[leads(10, 7)]].concat();
+    assert!(wrong(&late, &[], &[]).contains("past its deadline"));
+    let text = wrong(&right, &[holds(8, 8, 20)], &[]);
+    assert!(text.contains("one led in term 7 after term 8") && text.contains("tenures overlap"));
+    let text = wrong(&right, &[holds(11, 7, 20)], &[]);
+    assert!(text.contains("a tenure was revived"), "{text}");
+    Ok(())
+}
+
+fn a_former_leaders_write_is_seen() -> Done {
+    let call = |operation, term, sent, answered, outcome| {
+        let call = Call::new(operation, "orders", Some(fence(term)), at(sent), outcome);
+        Line::new(at(answered), Said::Call(call))
+    };
+    let claim = [call("claim", 8, 1, 2, Outcome::Done)];
+    let write = |sent, outcome| [call("publish", 7, sent, sent + 2, outcome)];
+    assert!(wrong(&write(3, Outcome::Done), &claim, &[]).contains("term Some(Term(8)) of two"));
+    assert_eq!(wrong(&write(3, Outcome::Fenced), &claim, &[]), "");
+    assert_eq!(wrong(&write(1, Outcome::Done), &claim, &[]), "", "it may have come first");
+    Ok(())
+}
+
+fn wrong_maps_are_seen() -> Done {
+    let empty =
+        Arc::new(ShardMap::empty(TableHeader::new(ShardCount::new(2)?), TableUid::random()));
+    let mut edit = empty.edit();
+    let (id, address) = (NodeId::new("n1")?, Address::new("localhost:1")?);
+    let node = NodeEntry::new(id, Incarnation::random(), address, NodeStatus::Active);
+    let slot = edit.put_node(node)?;
+    edit.set_owner(ShardId::new(0), 0, slot)?;
+    let mut half = edit.clone();
+    edit.set_owner(ShardId::new(1), 0, slot)?;
+    let whole = Arc::new(edit.finish(fence(7)).ok_or("it changes something")?);
+    assert_eq!(wrong(&[], &[], &[Arc::clone(&empty), Arc::clone(&whole)]), "");
+    half.set_annex(b"half".as_slice().into())?;
+    let half = Arc::new(half.finish(fence(7)).ok_or("it changes something")?);
+    assert!(wrong(&[], &[], &[Arc::clone(&empty), half]).contains("breaks I2"));
+    assert!(wrong(&[], &[], &[whole, empty]).contains("came after"));
+    Ok(())
 }

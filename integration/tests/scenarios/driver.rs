@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::backends::Store;
-use super::checks;
+use super::checks::{self, Told};
 use super::figures::note;
 use super::member::{Description, command, table};
 use super::recording::{Recording, now};
@@ -94,8 +94,7 @@ impl World {
         let server = tokio::task::spawn_blocking(move || store.start()).await??;
         let bits = AttemptId::random().as_u128() >> 64;
         let cluster = ClusterName::new(format!("scenario-{bits:016x}"))?;
-        let coord = coord::connect(&store.url(&server.url(), &cluster)).await?;
-        let backend = Arc::clone(coord.backend());
+        let backend = connect(&store.url(&server.url(), &cluster)).await?;
         let maps = Arc::<Mutex<Vec<_>>>::default();
         let mut watcher = Watcher::<PlacementEvent>::placement(backend.placement(), table());
         let seen = Arc::clone(&maps);
@@ -164,31 +163,15 @@ impl World {
     pub(crate) async fn client(&self) -> Done<Client> {
         let proxy = Proxy::to(&self.server).await?;
         let url = self.store.url(&self.server.url_via(proxy.addresses()), &self.cluster);
-        let coord = coord::connect(&url).await?;
+        let backend = connect(&url).await?;
         let lines = Arc::clone(&self.lines);
         let keep = move |line| lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-        Ok(Client { backend: Recording::new(Arc::clone(coord.backend()), keep), proxy })
+        Ok(Client { backend: Recording::new(backend, keep), proxy })
     }
 
     /// What was recorded of the scenario's own clients.
     pub(crate) fn lines(&self) -> Vec<Line> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Starts a member, again where the store does not let it in yet, and waits until it has joined.
-    pub(crate) async fn join(&mut self, name: &str) -> Done<usize> {
-        let begun = now();
-        loop {
-            let member = self.add(name).await?;
-            let joined = |world: &mut Self| world.members[member].has_joined();
-            match self.until("it joins or not", PATIENCE, joined).await? {
-                Ok(()) => return Ok(member),
-                Err(why) if !why.contains("unavailable") || now().since(begun) > PATIENCE => {
-                    return Err(format!("{name} can't join: {why}").into());
-                }
-                Err(_) => self.kill(member)?,
-            };
-        }
     }
 
     /// Starts members n1, n2 … and waits until they share all shards.
@@ -375,7 +358,8 @@ impl World {
         for member in &self.members {
             entries.extend(member.entries());
         }
-        checks::check(&self.members, entries, &maps)
+        let members: Vec<_> = self.members.iter().map(Member::told).collect();
+        checks::check(&members, entries, &maps)
     }
 
     /// What the members said last, for a failure.
@@ -434,6 +418,10 @@ impl Member {
                 self.lines.push(line);
             }
         }
+    }
+
+    fn told(&self) -> Told<'_> {
+        Told { name: &self.name, lines: &self.lines }
     }
 
     /// How things stand as it sees them.
@@ -523,6 +511,20 @@ impl Member {
             }
         }
         entries
+    }
+}
+
+/// Opens a store, again and again where it does not answer yet.
+pub(crate) async fn connect(url: &str) -> Done<Arc<dyn Backend>> {
+    let begun = now();
+    loop {
+        match coord::connect(url).await {
+            Ok(coord) => return Ok(Arc::clone(coord.backend())),
+            Err(error) if !error.is_retryable() || now().since(begun) > PATIENCE => {
+                return Err(error.into());
+            }
+            Err(_) => tokio::time::sleep(POLL).await,
+        }
     }
 }
 

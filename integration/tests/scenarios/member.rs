@@ -25,8 +25,8 @@ const SAY: Duration = Duration::from_millis(200);
 /// How long a write goes on to be tried while the store does not answer.
 const WRITE_LIMIT: Duration = Duration::from_secs(20);
 const ASKS_MAX: usize = 16;
-/// How many lines may wait for the disk.
-const OPENING_LIMIT: Duration = Duration::from_secs(20);
+/// How long it goes on to try to start while the store does not answer.
+const STARTING_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a member is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -76,18 +76,20 @@ fn write(line: Line) {
 async fn member(description: Description) -> Result<(), String> {
     let Description { url, node, settings, replace } = description;
     let text = |error: coord::Error| error.to_string();
-    let opened = tokio::time::timeout(OPENING_LIMIT, coord::connect(&url)).await;
-    let coord = opened.map_err(|_elapsed| "the store can't be opened")?.map_err(text)?;
-    let backend = Arc::new(Recording::new(Arc::clone(coord.backend()), write));
     let address = Address::new("localhost:4000").map_err(text)?;
     let info = NodeInfo::new(NodeId::new(&node).map_err(text)?, address);
-    let cluster = Cluster::builder(&*backend, info)
-        .settings(settings)
-        .table(table(), TableHeader::default())
-        .replace(if replace { Replace::Yes } else { Replace::No })
-        .start()
-        .await
-        .map_err(text)?;
+    let replace = if replace { Replace::Yes } else { Replace::No };
+    let began = now();
+    let (cluster, backend) = loop {
+        match start(&url, info.clone(), settings.clone(), replace).await {
+            Ok(started) => break started,
+            // As its supervisor would.
+            Err(error) if error.is_retryable() && now().since(began) < STARTING_LIMIT => {
+                tokio::time::sleep(LOOK).await;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    };
     say(Said::Started);
     let asks = asks();
     tokio::select! {
@@ -96,6 +98,18 @@ async fn member(description: Description) -> Result<(), String> {
         () = look(&cluster, &backend) => Ok(()),
         left = answer(&cluster, &backend, asks) => left.map_err(text),
     }
+}
+
+async fn start(
+    url: &str,
+    info: NodeInfo,
+    settings: Settings,
+    replace: Replace,
+) -> coord::Result<(Cluster, Recording)> {
+    let coord = coord::connect(url).await?;
+    let backend = Recording::new(Arc::clone(coord.backend()), write);
+    let builder = Cluster::builder(&backend, info).settings(settings).replace(replace);
+    Ok((builder.table(table(), TableHeader::default()).start().await?, backend))
 }
 
 async fn tell_events(cluster: &Cluster) {

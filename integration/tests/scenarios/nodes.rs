@@ -6,7 +6,7 @@ use coord_integration::faults::Proxy;
 use libtest_mimic::Trial;
 
 use super::backends;
-use super::driver::{Done, Member, PATIENCE, SLACK, World, on_each, quick};
+use super::driver::{Done, Member, PATIENCE, SLACK, World, connect, on_each, quick};
 use super::said::{Answer, Outcome, Question, Said};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -157,8 +157,8 @@ async fn change_unseen(world: &mut World) -> Done {
     // A watch of the nodes alone, on a way of its own.
     let proxy = Proxy::to(&world.server).await?;
     let url = world.store.url(&world.server.url_via(proxy.addresses()), &world.cluster);
-    let watched = coord::connect(&url).await?;
-    let mut watcher = Watcher::<NodeEvent>::nodes(watched.backend().discovery());
+    let watched = connect(&url).await?;
+    let mut watcher = Watcher::<NodeEvent>::nodes(watched.discovery());
     let seen = next_event(&mut watcher).await?;
     assert!(matches!(&seen, NodeEvent::Snapshot(nodes) if nodes.len() == 5), "{seen:?}");
 

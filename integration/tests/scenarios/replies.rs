@@ -74,7 +74,7 @@ async fn of_a_publish(world: &mut World) -> Done {
     let (leads, fence) = world.leader().await?;
     let about = Request::With(world.store.head(&world.cluster, &table()));
     world.members[leads].proxy.lose_reply(about);
-    world.join("n4").await?;
+    world.add("n4").await?;
     world.shared_by(4).await?;
     assert_eq!(world.members[leads].proxy.replies_lost(), 1, "the reply to the publish");
     let refused = world.members[leads].lines.iter().find(|line| match &line.said {

@@ -112,7 +112,7 @@ fn same_owners(before: &ShardMap, after: &ShardMap) -> Done {
 
 /// A new node is seen, and a leader that dies is followed by another.
 async fn goes_on(world: &mut World) -> Done {
-    world.join("n4").await?;
+    world.add("n4").await?;
     world.shared_by(4).await?;
     let (leads, fence) = world.leader().await?;
     let gone = world.kill(leads)?;
