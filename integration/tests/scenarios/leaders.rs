@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord::cluster::{EventKind, Role};
+use coord::cluster::{Balance, ClusterState, EventKind, Role};
 use coord::{Fence, Moment};
 use coord_integration::faults::Clock;
 use libtest_mimic::Trial;
 
 use super::backends;
-use super::driver::{Done, PATIENCE, SLACK, World, on_each, quick};
+use super::driver::{Done, Member, PATIENCE, SLACK, World, on_each, quick};
 use super::nodes::only_moved;
 use super::said::{Answer, Outcome, Question};
 
@@ -121,6 +121,16 @@ async fn clocks_jump(world: &mut World) -> Done {
     world.shared_by(3).await?;
     let (leads, fence) = world.leader().await?;
     let before = world.map().await?;
+    // A view may come before the event that tells of it.
+    let stable = |kind: &EventKind| {
+        let stable = ClusterState::MultiNode(Balance::Stable);
+        matches!(kind, EventKind::ClusterStateChanged { to, .. } if *to == stable)
+    };
+    let all_told = |world: &mut World| {
+        let told = |m: &Member| m.events().last().is_some_and(|(_, event)| stable(&event.kind));
+        world.members.iter().all(told).then_some(())
+    };
+    world.until("all is told", PATIENCE, all_told).await?;
     let events: Vec<_> = world.members.iter().map(|member| member.events().count()).collect();
     let window = world.leader_ttl().max(world.detection()) + SLACK;
     for sign in [1, -1] {
