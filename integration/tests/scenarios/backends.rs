@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use coord::{ClusterName, TableName};
 use coord_integration::Missing;
-use coord_integration::servers::{Etcd, Nats, Server};
+use coord_integration::servers::{Etcd, Nats, Server, versions};
 
 /// One kind of store. To add one, add a line to [`all`].
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +36,20 @@ const NATS: Store = Store {
     lease: |cluster, lease| format!("$KV.coord.{cluster}.lease.{lease}"),
 };
 
+/// One that judges no TTLs of single records: its clients do.
+const NATS_2_10: Store = Store {
+    name: "nats-2.10",
+    find: |_| Nats::new().with_version(nats_2_10()?).find().map(drop),
+    start: |_| Nats::new().with_version(nats_2_10()?).start(),
+    ..NATS
+};
+
+fn nats_2_10() -> Result<String, Missing> {
+    let mut versions = versions("nats-server").into_iter().map(|(version, _)| version);
+    let missing = || Missing::absent("nats-2.10", "the servers' folder holds none");
+    versions.rfind(|version| version.starts_with("2.10.")).ok_or_else(missing)
+}
+
 const ETCD: Store = Store {
     name: "etcd",
     find: |servers| {
@@ -64,7 +78,13 @@ pub(crate) fn all() -> Vec<Store> {
         election,
         ..store
     };
-    vec![ETCD, NATS, three(ETCD, "etcd-3", "", etcd), three(NATS, "nats-3", "?replicas=3", nats)]
+    vec![
+        ETCD,
+        NATS,
+        NATS_2_10,
+        three(ETCD, "etcd-3", "", etcd),
+        three(NATS, "nats-3", "?replicas=3", nats),
+    ]
 }
 
 impl Store {
