@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use coord::{ClusterName, TableName};
 use coord_integration::Missing;
-use coord_integration::servers::{Etcd, Nats, Server, versions};
+use coord_integration::servers::{Etcd, Nats, Redis, Server, versions};
 
 /// One kind of store. To add one, add a line to [`all`].
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,17 @@ fn nats_2_10() -> Result<String, Missing> {
     versions.rfind(|version| version.starts_with("2.10.")).ok_or_else(missing)
 }
 
+const REDIS: Store = Store {
+    name: "redis",
+    find: |_| Redis::new().with_control().find().map(drop),
+    start: |_| Redis::new().with_control().start(),
+    servers: 1,
+    options: "",
+    election: Duration::ZERO,
+    head: |cluster, _| format!("coord:{{{cluster}}}:tables"),
+    lease: |cluster, _| format!("coord:{{{cluster}}}:leases"),
+};
+
 const ETCD: Store = Store {
     name: "etcd",
     find: |servers| {
@@ -82,6 +93,7 @@ pub(crate) fn all() -> Vec<Store> {
         ETCD,
         NATS,
         NATS_2_10,
+        REDIS,
         three(ETCD, "etcd-3", "", etcd),
         three(NATS, "nats-3", "?replicas=3", nats),
     ]

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use coord::cluster::{Event, EventKind, Settings};
 use coord::{
-    AttemptId, Backend, ClusterName, Fence, Moment, PlacementEvent, ShardMap, Ttl, Watched, Watcher,
+    AttemptId, Backend, ClusterName, Consistency, Fence, Moment, PlacementEvent, ShardMap, Ttl,
+    Watched, Watcher,
 };
 use coord_conformance::history::{Entry, What};
 use coord_integration::faults::{Clock, Proxy};
@@ -223,7 +224,10 @@ impl World {
     pub(crate) fn detection(&self) -> Duration {
         let guarantees = &self.backend.info().guarantees;
         let asked = Ttl::new(self.settings.node_ttl).expect("the settings are valid");
-        guarantees.granted_ttl(asked).get() + Duration::from_secs(1)
+        let ttl = guarantees.granted_ttl(asked).get();
+        // Where a failover may lose a heartbeat, the TTL passes on the leader's clock besides.
+        let lossy = guarantees.consistency == Consistency::BestEffort;
+        ttl * (u32::from(lossy) + 1) + Duration::from_secs(1)
     }
 
     /// Notes what was measured.
