@@ -31,6 +31,7 @@ mod http;
 mod https;
 #[cfg(feature = "tls")]
 mod kube;
+mod leader;
 mod nats;
 mod node;
 mod process;

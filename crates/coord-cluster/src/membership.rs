@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Error, Heartbeat, NodeEvent, NodeInfo, Register, Replace, Result, Ttl, Watched, Watcher,
+    Error, Heartbeat, Incarnation, NodeEvent, NodeInfo, Register, Replace, Result, Ttl, Watched,
+    Watcher,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -54,7 +55,7 @@ impl Keeper {
         let (turn, _) = keeper.registrar.next(keeper.shared.clock.now());
         if let RegistrarTurn::Do(step) = turn {
             let outcome = keeper.perform(step).await?;
-            if let Told::Duplicate(why) = &outcome {
+            if let Told::Duplicate(_, why) = &outcome {
                 return Err(Error::invalid("start", why.clone()).resource(&keeper.shared.node));
             }
             keeper.take(outcome);
@@ -124,11 +125,14 @@ impl Keeper {
                 let call = shared.discovery.register(&info, self.ttl, replace);
                 Ok(match shared.call("register", call).await? {
                     Register::Registered(held) => Told::Held(held),
-                    Register::Duplicate(other) => Told::Duplicate(format!(
-                        "another process is registered under this id address={}; choose another \
-                         id, or ask to replace it",
-                        other.info.address
-                    )),
+                    Register::Duplicate(other) => {
+                        let why = format!(
+                            "another process is registered under this id address={}; choose \
+                             another id, or ask to replace it",
+                            other.info.address
+                        );
+                        Told::Duplicate(other.info.incarnation, why)
+                    }
                     _ => Told::Nothing,
                 })
             }
@@ -149,7 +153,7 @@ impl Keeper {
     fn take(&mut self, told: Told) {
         let outcome = match told {
             Told::Held(held) => RegistrarOutcome::Held(held),
-            Told::Duplicate(_) => RegistrarOutcome::Duplicate,
+            Told::Duplicate(other, _) => RegistrarOutcome::Duplicate(other),
             Told::Gone => RegistrarOutcome::Gone,
             Told::Superseded => RegistrarOutcome::Superseded,
             Told::Nothing => RegistrarOutcome::Failed,
@@ -177,7 +181,7 @@ impl Keeper {
 /// What the store said of the registration.
 enum Told {
     Held(coord_core::Registration),
-    Duplicate(String),
+    Duplicate(Incarnation, String),
     Gone,
     Superseded,
     Nothing,

@@ -33,16 +33,19 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coord_core::{Clock, Fence, Moment, ShardMap, TableName, TableUid, Version};
+use serde::{Deserialize, Serialize};
 
 /// One thing that somebody did, saw or was told.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum What {
     /// A holder may act until this moment: recorded when it was granted, and again as it goes on.
     Holds {
         /// Under which fence.
         fence: Fence,
         /// Its own deadline at this moment.
+        #[serde(with = "moment")]
         until: Moment,
     },
     /// A holder saw that it may not act any more; as often as it looks.
@@ -79,7 +82,7 @@ pub enum What {
 
 /// Which map of which table it was.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// The table.
     pub table: TableName,
@@ -121,14 +124,40 @@ impl Written {
 
 /// Something recorded.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// When.
+    #[serde(with = "moment")]
     pub at: Moment,
     /// By whom.
     pub who: String,
     /// What.
     pub what: What,
+}
+
+impl Entry {
+    /// Something that another process recorded, on a clock that is also this one's: processes of one
+    /// machine share their boot clock.
+    #[must_use]
+    pub fn new(at: Moment, who: impl Into<String>, what: What) -> Self {
+        Self { at, who: who.into(), what }
+    }
+}
+
+/// A moment as the time since its clock's origin.
+mod moment {
+    use std::time::Duration;
+
+    use coord_core::Moment;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(moment: &Moment, to: S) -> Result<S::Ok, S::Error> {
+        moment.since_origin().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Moment, D::Error> {
+        Duration::deserialize(from).map(Moment::from_origin)
+    }
 }
 
 /// Records entries on one clock; clones record into the same history.

@@ -56,6 +56,9 @@ pub struct Guarantees {
     pub expiry_judge: ExpiryJudge,
     /// By whose clock.
     pub expiry_clock: ExpiryClock,
+    /// Whether a watch of the nodes shows every heartbeat, as an update with another revision, before
+    /// the expiry that follows it.
+    pub heartbeats_show: bool,
     /// TTLs are rounded up to multiples of this.
     pub ttl_step: Duration,
     /// The shortest TTL that the store grants; a shorter one is raised to it.
@@ -81,6 +84,7 @@ impl Guarantees {
             consistency: Consistency::Linearizable,
             expiry_judge: ExpiryJudge::Store,
             expiry_clock: ExpiryClock::Monotonic,
+            heartbeats_show: false,
             ttl_step: Duration::from_millis(1),
             ttl_min: Ttl::MIN,
             ttl_max: Ttl::MAX,

@@ -134,6 +134,7 @@ fn info(client: &Client, config: &Config, bucket: &Bucket) -> BackendInfo {
         guarantees.consistency = Consistency::BestEffort;
     }
     guarantees.expiry_clock = ExpiryClock::ServerWall;
+    guarantees.heartbeats_show = true;
     guarantees.ttl_step = Duration::from_secs(1);
     guarantees.terms_survive_loss = true;
     guarantees.publish_checks_lease = bucket.atomic;

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -35,14 +35,33 @@ impl Process {
         Self::spawn_in(command, log, None)
     }
 
-    /// The same; the guardian also removes `folder`.
+    /// The same, with a pipe to its standard input.
+    ///
+    /// # Errors
+    /// As for [`spawn`](Self::spawn).
+    pub fn spawn_piped(command: Command, log: &Path) -> io::Result<(Self, ChildStdin)> {
+        let mut process = Self::spawn_with(command, log, None, Stdio::piped())?;
+        let input = process.child.stdin.take();
+        Ok((process, input.ok_or_else(|| io::Error::other("no pipe"))?))
+    }
+
+    /// The same as `spawn`; the guardian also removes `folder`.
     pub(super) fn spawn_in(
-        mut command: Command,
+        command: Command,
         log: &Path,
         folder: Option<&Path>,
     ) -> io::Result<Self> {
+        Self::spawn_with(command, log, folder, Stdio::null())
+    }
+
+    fn spawn_with(
+        mut command: Command,
+        log: &Path,
+        folder: Option<&Path>,
+        input: Stdio,
+    ) -> io::Result<Self> {
         let out = OpenOptions::new().create(true).append(true).open(log)?;
-        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out).process_group(0);
+        command.stdin(input).stdout(out.try_clone()?).stderr(out).process_group(0);
         let mut child = command.spawn()?;
         let guardian = Command::new("sh")
             .args(["-c", GUARDIAN, "guardian", &child.id().to_string()])

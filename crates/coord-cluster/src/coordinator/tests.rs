@@ -18,7 +18,7 @@ use crate::commands::{Command, Refusal, Reply};
 use crate::membership::{Judging, View};
 use crate::record::{ClusterRecord, Failure};
 
-const JUDGING: Judging = Judging { wait_ttl: false, evict: false };
+const JUDGING: Judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
 const TTL: Duration = Duration::from_secs(9);
 const TURNS_MAX: usize = 1_000;
 

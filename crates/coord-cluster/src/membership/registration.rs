@@ -36,8 +36,8 @@ pub(crate) enum RegistrarStep {
 pub(crate) enum RegistrarOutcome {
     /// The registration goes on for its TTL.
     Held(Registration),
-    /// Another process is registered under the id.
-    Duplicate,
+    /// This other run is registered under the id.
+    Duplicate(Incarnation),
     /// The registration is gone.
     Gone,
     /// Another incarnation took the id.
@@ -56,6 +56,10 @@ pub(crate) struct Registrar {
     held: Option<Held>,
     /// Only the first registration may replace another process.
     replace: Replace,
+    /// The run of this process that was lost last.
+    former: Option<Incarnation>,
+    /// That run is in the way of the next one, which may replace it: it is over.
+    behind_former: bool,
     interval: Duration,
     retry: Duration,
     due: Moment,
@@ -71,7 +75,8 @@ struct Held {
 impl Registrar {
     pub(crate) fn new(info: NodeInfo, replace: Replace, times: Times, now: Moment) -> Self {
         let Times { interval, retry } = times;
-        Self { info, held: None, replace, interval, retry, due: now, sent: now }
+        let (held, former, behind_former) = (None, None, false);
+        Self { info, held, replace, former, behind_former, interval, retry, due: now, sent: now }
     }
 
     /// The registration, while it is held.
@@ -99,7 +104,12 @@ impl Registrar {
         self.due = now.plus(self.retry);
         let step = match &self.held {
             Some(held) => RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone()),
-            None => RegistrarStep::Register(self.info.clone(), self.replace),
+            None => {
+                // Said once: by the next try somebody else may have the id.
+                let behind_former = std::mem::take(&mut self.behind_former);
+                let replace = if behind_former { Replace::Yes } else { self.replace };
+                RegistrarStep::Register(self.info.clone(), replace)
+            }
         };
         (RegistrarTurn::Do(step), lost)
     }
@@ -113,8 +123,9 @@ impl Registrar {
     ) -> Option<Registered> {
         match outcome {
             RegistrarOutcome::Held(registration) => self.hold(registration, jitter, now),
-            RegistrarOutcome::Duplicate => {
-                self.due = now.plus(self.interval);
+            RegistrarOutcome::Duplicate(other) => {
+                self.behind_former = self.former == Some(other);
+                self.due = if self.behind_former { now } else { now.plus(self.interval) };
                 None
             }
             RegistrarOutcome::Gone => self.lose("it is gone from the store", now),
@@ -148,6 +159,7 @@ impl Registrar {
     fn lose(&mut self, why: &'static str, now: Moment) -> Option<Registered> {
         self.held.take()?;
         let lost = self.info.incarnation;
+        self.former = Some(lost);
         self.info.incarnation = Incarnation::random();
         self.info.reports.clear();
         self.due = now;
@@ -290,11 +302,34 @@ mod tests {
         }
     }
 
+    fn duplicate(incarnation: u128) -> RegistrarOutcome {
+        RegistrarOutcome::Duplicate(Incarnation::from_u128(incarnation))
+    }
+
+    #[test]
+    fn a_run_that_is_over_is_replaced_by_the_next_one_of_the_same_process() {
+        let mut registrar = registered();
+        let (turn, news) = registrar.next(at(9));
+        assert!(matches!(news, Some(Registered::Lost(..))), "{news:?}");
+        let RegistrarTurn::Do(RegistrarStep::Register(next, Replace::No)) = turn else {
+            panic!("it asks first: {turn:?}");
+        };
+        // The store, which was away, still has the former run.
+        assert_eq!(registrar.on_outcome(duplicate(1), 1.0, at(10)), None);
+        let replaces = Some(RegistrarStep::Register(next.clone(), Replace::Yes));
+        assert_eq!(call(&mut registrar, at(10)), replaces);
+        // It may not have been applied, and somebody else may have come.
+        assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(12)), None);
+        assert_eq!(call(&mut registrar, at(12)), Some(RegistrarStep::Register(next, Replace::No)));
+        assert_eq!(registrar.on_outcome(duplicate(7), 1.0, at(12)), None);
+        assert_eq!(registrar.next(at(12)), (RegistrarTurn::WaitUntil(at(15)), None));
+    }
+
     #[test]
     fn a_duplicate_is_asked_about_again_after_an_interval() {
         let mut registrar = registrar();
         assert!(call(&mut registrar, at(0)).is_some());
-        assert_eq!(registrar.on_outcome(RegistrarOutcome::Duplicate, 1.0, at(1)), None);
+        assert_eq!(registrar.on_outcome(duplicate(7), 1.0, at(1)), None);
         assert_eq!(registrar.next(at(1)), (RegistrarTurn::WaitUntil(at(4)), None));
         assert!(call(&mut registrar, at(4)).is_some());
     }

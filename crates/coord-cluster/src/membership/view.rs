@@ -47,6 +47,9 @@ pub(crate) struct Judging {
     /// The record's TTL has to pass here as well, since the store's clock may jump or its failover lose
     /// a heartbeat.
     pub(crate) wait_ttl: bool,
+    /// That TTL counts from the last heartbeat that the watch showed; else from when the absence was
+    /// seen. It takes a store that shows each heartbeat, and loses none that it answered.
+    pub(crate) from_heartbeat: bool,
     /// The registration has to be evicted first, since it is still there.
     pub(crate) evict: bool,
 }
@@ -56,6 +59,8 @@ impl Judging {
         Self {
             wait_ttl: guarantees.consistency == Consistency::BestEffort
                 || guarantees.expiry_clock == ExpiryClock::ServerWall,
+            from_heartbeat: guarantees.heartbeats_show
+                && guarantees.consistency == Consistency::Linearizable,
             evict: guarantees.expiry_judge == ExpiryJudge::Observers,
         }
     }
@@ -71,6 +76,8 @@ pub(crate) struct View {
     away_since: Option<Moment>,
     /// Until when nodes that have not been heard since an outage are left alone.
     grace: BTreeMap<NodeId, Moment>,
+    /// When each node that is registered was heard last.
+    heard: BTreeMap<NodeId, Moment>,
 }
 
 impl View {
@@ -107,6 +114,8 @@ impl View {
     /// of grace.
     pub(crate) fn on_back(&mut self, now: Moment) {
         let Some(since) = self.away_since.take() else { return };
+        // Heartbeats that nobody saw may have been answered meanwhile.
+        self.heard.values_mut().for_each(|heard| *heard = now);
         for (id, presence) in &self.nodes {
             if let Presence::Present(record) = presence
                 && now.since(since) >= record.ttl.get() / 3
@@ -136,14 +145,14 @@ impl View {
                     .collect();
                 missing.retain(|(id, _)| records.iter().all(|record| record.info.id != *id));
                 for record in records {
-                    self.put(record);
+                    self.put(record, now);
                 }
                 for (node, incarnation) in missing {
                     self.remove(&node, incarnation, Absence::Expired, judging, now);
                 }
                 true
             }
-            NodeEvent::Joined(record) | NodeEvent::Updated(record) => self.put(record),
+            NodeEvent::Joined(record) | NodeEvent::Updated(record) => self.put(record, now),
             NodeEvent::Left { node, incarnation } => {
                 self.remove(&node, incarnation, Absence::Left, judging, now)
             }
@@ -154,8 +163,9 @@ impl View {
         }
     }
 
-    fn put(&mut self, record: NodeRecord) -> bool {
+    fn put(&mut self, record: NodeRecord, now: Moment) -> bool {
         let id = record.info.id.clone();
+        self.heard.insert(id.clone(), now);
         self.grace.remove(&id);
         let presence = Presence::Present(record);
         self.nodes.insert(id, presence.clone()).as_ref() != Some(&presence)
@@ -174,14 +184,15 @@ impl View {
             return false;
         }
         let record = record.clone();
-        let wait = match how {
-            Absence::Expired if judging.wait_ttl => record.ttl.get(),
-            _ => Duration::ZERO,
+        let heard = self.heard.remove(node).filter(|_| judging.from_heartbeat).unwrap_or(now);
+        let wait_from = match how {
+            Absence::Expired if judging.wait_ttl => heard.plus(record.ttl.get()),
+            _ => now,
         };
         let grace = self.grace.remove(node).unwrap_or(now);
         let counts_from = match how {
             Absence::Left => now,
-            Absence::Expired => now.plus(wait).max(grace),
+            Absence::Expired => now.max(wait_from).max(grace),
         };
         self.nodes.insert(node.clone(), Presence::Absent { record, how, counts_from });
         self.forget(now);
@@ -206,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    const JUDGED: Judging = Judging { wait_ttl: false, evict: false };
+    const JUDGED: Judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
 
     fn at(seconds: u64) -> Moment {
         Moment::from_origin(Duration::from_secs(seconds))
@@ -268,13 +279,43 @@ mod tests {
 
     #[test]
     fn where_the_stores_clock_may_jump_the_ttl_passes_here_too() {
-        let judging = Judging { wait_ttl: true, evict: false };
+        let judging = Judging { wait_ttl: true, from_heartbeat: false, evict: false };
         let mut view = View::default();
         view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), judging, at(0));
         view.on_event(expired("a", 1), judging, at(5));
         assert_eq!(counts_from(&view, "a"), Some(at(14)));
         view.on_stall(Duration::from_secs(3));
         assert_eq!(counts_from(&view, "a"), Some(at(17)));
+    }
+
+    /// Like `record`, as written by the n-th heartbeat.
+    fn beat(name: &str, n: u64) -> NodeRecord {
+        let NodeRecord { info, ttl, .. } = record(name, 1);
+        NodeRecord::new(info, ttl, Revision::from_u64(n))
+    }
+
+    #[test]
+    fn the_ttl_counts_from_the_last_heartbeat_that_shows() {
+        let judging = Judging { wait_ttl: true, from_heartbeat: true, evict: false };
+        let after = |beats: &[u64], away: bool, judging: Judging| {
+            let mut view = View::default();
+            view.on_event(NodeEvent::Snapshot(vec![beat("a", 1)]), judging, at(0));
+            for seconds in beats {
+                let updated = NodeEvent::Updated(beat("a", 1 + seconds));
+                view.on_event(updated, judging, at(*seconds));
+            }
+            if away {
+                view.on_away(at(8));
+                view.on_back(at(10));
+            }
+            view.on_event(expired("a", 1), judging, at(12));
+            counts_from(&view, "a")
+        };
+        assert_eq!(after(&[3, 6], false, judging), Some(at(15)));
+        assert_eq!(after(&[], false, judging), Some(at(12)), "it has passed already");
+        assert_eq!(after(&[3, 6], true, judging), Some(at(19)), "one may have passed unseen");
+        let unseen = Judging { from_heartbeat: false, ..judging };
+        assert_eq!(after(&[3, 6], false, unseen), Some(at(21)), "one may not have shown");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::time::Instant;
 
-use crate::case::{Done, cases, ensure, want};
+use crate::case::{Done, Stop, cases, ensure, want};
 use crate::cx::{Client, Cx, node};
 use crate::faults::Fault;
 use crate::view::{Departure, NodesView, Watched};
@@ -62,6 +62,8 @@ cases! { "discovery":
     a_watch_begins_with_a_snapshot => ["4.0-watch-snapshot"];
     /// A watch shows who joins, what changes and who leaves.
     a_watch_shows_joins_updates_and_departures => ["4.2.5-watch"];
+    /// Where it is promised, a watch shows every heartbeat as another revision.
+    a_watch_shows_every_heartbeat => ["4.2.5-watch"];
     /// A watch shows that an evicted node left.
     a_watch_shows_an_eviction => ["4.2.5-watch", "4.2.4-evict"];
     /// A watch shows that a node's registration ran out, although nobody asks.
@@ -472,6 +474,24 @@ async fn a_watch_shows_joins_updates_and_departures(cx: &Cx) -> Done {
     watched.until("one left", cx.soon(), left).await?;
     departed(&watched.view, &info, &[Departure::Left, Departure::Missing])?;
     ensure!(watched.view.has(&bystander.id, bystander.incarnation), "the other one left too");
+    Ok(())
+}
+
+async fn a_watch_shows_every_heartbeat(cx: &Cx) -> Done {
+    let (client, other) = (cx.open().await?, cx.open().await?);
+    if !client.guarantees().heartbeats_show {
+        return Err(Stop::Ignored("the backend does not promise it".to_owned()));
+    }
+    let info = node("node-1")?;
+    let mut held = cx.join(&client, &info).await?;
+    let mut watched = Watched::nodes(&other, cx.soon()).await?;
+    for _ in 0..3 {
+        held = renewed(&client, &held, &info).await?;
+        let shows = |view: &NodesView| {
+            view.nodes.get(&info.id).is_some_and(|record| record.revision == held.revision)
+        };
+        watched.until("the heartbeat shows", cx.soon(), shows).await?;
+    }
     Ok(())
 }
 

@@ -94,7 +94,7 @@ struct World {
 
 impl World {
     fn new(evict: bool, min_members: usize, restart_grace: Duration) -> Self {
-        let judging = Judging { wait_ttl: false, evict };
+        let judging = Judging { wait_ttl: false, from_heartbeat: true, evict };
         let settings = Settings { restart_grace, ..Settings::fast() };
         let rules = Rules { min_members, ..Rules::new(&settings, judging) };
         let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));

@@ -1,0 +1,43 @@
+//! The failure scenarios of a whole cluster on real servers: each member is a process of its own, behind
+//! a proxy of its own, and what the members did and saw is checked as one history.
+//!
+//! Run one store's with `cargo test -p coord-integration --test scenarios nats::`.
+
+mod scenarios {
+    pub(crate) mod backends;
+    pub(crate) mod candidates;
+    pub(crate) mod checks;
+    pub(crate) mod driver;
+    pub(crate) mod figures;
+    pub(crate) mod leaders;
+    pub(crate) mod member;
+    pub(crate) mod nodes;
+    pub(crate) mod recording;
+    pub(crate) mod replies;
+    pub(crate) mod said;
+    pub(crate) mod stores;
+}
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+
+/// The trials mostly wait. More of them at once would starve each other on two cores.
+const TRIALS_AT_ONCE: usize = 4;
+
+fn main() -> ExitCode {
+    if let Some(code) = scenarios::member::run() {
+        return code;
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(TRIALS_AT_ONCE);
+    let mut trials = scenarios::checks::trials();
+    trials.extend(scenarios::leaders::trials());
+    trials.extend(scenarios::nodes::trials());
+    trials.extend(scenarios::stores::trials());
+    trials.extend(scenarios::replies::trials());
+    trials.extend(scenarios::candidates::trials());
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    scenarios::figures::tell();
+    conclusion.exit_code()
+}
