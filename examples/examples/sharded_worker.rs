@@ -1,14 +1,44 @@
-//! Who owns which shard: three workers share a table; each handles the keys of its own shards.
+//! Who hosts which shard: three workers share a table; each runs the shards that are its own, and a shard
+//! never runs on two of them.
 //!
 //! `cargo run -p coord-examples --example sharded_worker [URL]`
 
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coord::cluster::{Cluster, Settings};
-use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, TableHeader, TableName};
+use async_trait::async_trait;
+use coord::cluster::{Cluster, Host, Settings, ShardFence};
+use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableHeader, TableName};
+
+/// The work of one process: what it does for each shard that it hosts.
+#[derive(Debug, Default)]
+struct Work {
+    running: Mutex<BTreeMap<ShardId, ShardFence>>,
+}
+
+#[async_trait]
+impl Host for Work {
+    async fn start(&self, shard: ShardId, fence: ShardFence) {
+        // A real worker would read the shard's state here, and show `fence.token()` with every write.
+        self.running.lock().expect("not poisoned").insert(shard, fence);
+    }
+
+    async fn stop(&self, shard: ShardId) {
+        // Once this returns, another worker may start the shard: nothing of it may go on here.
+        self.running.lock().expect("not poisoned").remove(&shard);
+    }
+}
+
+impl Work {
+    /// How many shards it may work on at this moment.
+    fn count(&self) -> usize {
+        let running = self.running.lock().expect("not poisoned");
+        running.values().filter(|fence| fence.is_current()).count()
+    }
+}
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -20,35 +50,39 @@ async fn main() -> anyhow::Result<()> {
     for number in 1..=3_u16 {
         workers.push(worker(&url, &table, number).await?);
     }
-    for worker in &workers {
+    for (worker, _) in &workers {
         settled(worker, 3).await?;
     }
 
     // Every worker can tell who owns a key: one hash and one look into an array, no call to the store.
     let mut shares: BTreeMap<NodeId, u32> = BTreeMap::new();
     for order in 0..3_000_u64 {
-        let Some(owner) = workers[0].owner(&table, order.to_be_bytes()) else { continue };
+        let Some(owner) = workers[0].0.owner(&table, order.to_be_bytes()) else { continue };
         *shares.entry(owner.id).or_default() += 1;
     }
     println!("3 workers share 3000 orders: {shares:?}");
 
-    // One leaves: its shards move to the others first, and nothing else moves.
-    if let Some(leaving) = workers.pop() {
+    // One leaves: it stops its shards, they move to the others, and nothing else moves.
+    if let Some((leaving, work)) = workers.pop() {
         println!("{} leaves", leaving.node());
         leaving.leave().await?;
+        println!("{} runs {} shards now", leaving.node(), work.count());
     }
-    settled(&workers[0], 2).await?;
-    let map = workers[0].map(&table).expect("a settled cluster has a map");
-    for worker in &workers {
-        println!("{} has {} shards now", worker.node(), map.shards_of(worker.node()).count());
+    settled(&workers[0].0, 2).await?;
+    for (worker, work) in &workers {
+        while work.count() < 60 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        println!("{} runs {} shards now", worker.node(), work.count());
     }
-    for worker in workers {
+    for (worker, _) in workers {
         worker.shutdown().await?;
     }
     Ok(())
 }
 
-async fn worker(url: &str, table: &TableName, number: u16) -> anyhow::Result<Cluster> {
+async fn worker(url: &str, table: &TableName, number: u16) -> anyhow::Result<(Cluster, Arc<Work>)> {
+    let work = Arc::new(Work::default());
     let node = NodeInfo::new(
         NodeId::new(format!("worker-{number}"))?,
         Address::new(format!("127.0.0.1:{}", 7000 + number))?,
@@ -59,9 +93,10 @@ async fn worker(url: &str, table: &TableName, number: u16) -> anyhow::Result<Clu
         // Short times for an example; the defaults suit a real store.
         .settings(Settings::demo())
         .table(table.clone(), TableHeader::new(ShardCount::new(120)?))
+        .host(table.clone(), Arc::<Work>::clone(&work))
         .start()
         .await?;
-    Ok(cluster)
+    Ok((cluster, work))
 }
 
 /// Waits until this many workers are active and every shard is where it belongs.

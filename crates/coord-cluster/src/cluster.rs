@@ -18,7 +18,9 @@ use tracing::Instrument;
 use crate::commands::{Command, Refusal, Reply};
 use crate::coordinator::{LocalCommand, Spec};
 use crate::events::Events;
+use crate::handoff::Handoff;
 use crate::membership::{self, Judging, Keeper};
+use crate::region::{self, Host};
 use crate::settings::Settings;
 use crate::shared::{Ending, Parts, Shared};
 use crate::status::Status;
@@ -95,6 +97,8 @@ pub struct ClusterBuilder {
     node: NodeInfo,
     settings: Settings,
     tables: Vec<(TableName, Spec)>,
+    hosts: Vec<(TableName, Arc<dyn Host>)>,
+    handoffs: Vec<(TableName, Handoff)>,
     clock: Arc<dyn Clock>,
     replace: Replace,
 }
@@ -119,7 +123,21 @@ impl ClusterBuilder {
         header: TableHeader,
         strategy: Arc<dyn PlacementStrategy>,
     ) -> Self {
-        self.tables.push((name, Spec { header, strategy }));
+        let handoff = Handoff::default();
+        self.tables.push((name, Spec { header, strategy, handoff }));
+        self
+    }
+
+    /// Hosts the shards of a table that this node owns; without it they are only shown as owned.
+    pub fn host(mut self, table: TableName, host: Arc<dyn Host>) -> Self {
+        self.hosts.push((table, host));
+        self
+    }
+
+    /// How the shards of a table get from one node to another; `Exclusive` unless said. It is the leader
+    /// whose word counts, so all nodes say the same.
+    pub fn handoff(mut self, table: TableName, handoff: Handoff) -> Self {
+        self.handoffs.push((table, handoff));
         self
     }
 
@@ -139,13 +157,13 @@ impl ClusterBuilder {
     ///
     /// # Errors
     /// `Invalid` for contradicting settings (one error names them all), a table that is named twice or
-    /// reserved, or a node id under which another process is registered; `Misconfigured` where a table
+    /// reserved, a host or handoff of a table that is not named, or a node id under which another process is registered; `Misconfigured` where a table
     /// exists with another header; and as the store answers.
     ///
     /// # Cancel safety
     /// The node may be registered, until its TTL has passed.
     pub async fn start(self) -> Result<Cluster> {
-        let Self { stores, node, settings, tables, clock, replace } = self;
+        let Self { stores, node, settings, tables, hosts, handoffs, clock, replace } = self;
         settings.validate()?;
         let mut specs = BTreeMap::new();
         for (name, spec) in tables {
@@ -155,6 +173,23 @@ impl ClusterBuilder {
             }
             specs.insert(name, spec);
         }
+        let unknown = |name: &TableName| {
+            let why = "it is no table of this node; name the table with its header first";
+            Error::invalid("start", why).resource(name)
+        };
+        for (name, handoff) in handoffs {
+            specs.get_mut(&name).ok_or_else(|| unknown(&name))?.handoff = handoff;
+        }
+        let mut regions = BTreeMap::new();
+        for (name, host) in hosts {
+            if !specs.contains_key(&name) {
+                return Err(unknown(&name));
+            }
+            if regions.insert(name.clone(), host).is_some() {
+                let why = "the table has two hosts on this node; name one";
+                return Err(Error::invalid("start", why).resource(&name));
+            }
+        }
         let Stores { lease, discovery, placement, guarantees, cluster } = stores;
         let judging = Judging::of(&guarantees);
         let id = node.id.clone();
@@ -163,7 +198,7 @@ impl ClusterBuilder {
         let shared = Arc::new(Shared::new(parts));
         check_headers(&shared).await?;
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
-        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, &cluster)) })
+        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, regions, &cluster)) })
     }
 }
 
@@ -204,7 +239,12 @@ struct Inner {
 }
 
 impl Inner {
-    fn start(shared: Arc<Shared>, keeper: Keeper, cluster: &ClusterName) -> Self {
+    fn start(
+        shared: Arc<Shared>,
+        keeper: Keeper,
+        mut hosts: BTreeMap<TableName, Arc<dyn Host>>,
+        cluster: &ClusterName,
+    ) -> Self {
         let tasks = TaskTracker::new();
         let span = tracing::info_span!("cluster", %cluster, node = %shared.node);
         let (local, commands) = mpsc::channel(LOCAL_COMMANDS_MAX);
@@ -216,6 +256,17 @@ impl Inner {
             }
         };
         tasks.spawn(keep.instrument(span.clone()));
+        let regions = TaskTracker::new();
+        for name in shared.specs.keys() {
+            let region = region::run(Arc::clone(&shared), name.clone(), hosts.remove(name));
+            regions.spawn(region.instrument(span.clone()));
+        }
+        regions.close();
+        let unhosted = shared.unhosted.clone();
+        tasks.spawn(async move {
+            regions.wait().await;
+            unhosted.cancel();
+        });
         tasks.spawn(follow::leader(Arc::clone(&shared)).instrument(span.clone()));
         for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
             tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
@@ -243,6 +294,8 @@ impl Cluster {
             node,
             settings: Settings::default(),
             tables: Vec::new(),
+            hosts: Vec::new(),
+            handoffs: Vec::new(),
             clock: Arc::new(BootClock::new()),
             replace: Replace::No,
         }
@@ -406,8 +459,9 @@ impl Cluster {
         Err(Error::unavailable("leave", why).resource(&shared.node))
     }
 
-    /// Ends at once, in order: gives up the leadership if the node has it, and deregisters. Its shards
-    /// move afterwards.
+    /// Ends at once, in order: stops the shards that it hosts, within the stop budget, gives up the
+    /// leadership if the node has it, and deregisters. Its shards move afterwards. A node that replaced
+    /// another process less than one TTL ago, or whose shards can't be stopped, is left to its TTL.
     ///
     /// # Errors
     /// As the store answers the deregistration; the node has ended all the same.

@@ -21,8 +21,8 @@ pub enum Command {
         /// What the node says of itself, not yet checked.
         node: Joining,
     },
-    /// Declares a node failed: its registration is evicted, and its shards move once the evicted
-    /// record's TTL has passed. It is done as soon as the verdict is written down, and says nothing of a
+    /// Declares a node failed: its registration is evicted, and its shards move once it has vouched, as
+    /// its next run, for having stopped them, or the evicted record's TTL has passed. It is done as soon as the verdict is written down, and says nothing of a
     /// later run of the node.
     MarkNodeFailed {
         /// Which node.
@@ -54,7 +54,7 @@ pub enum Command {
         /// To which node.
         node: NodeId,
     },
-    /// Replaces the owners of the named shards at once.
+    /// Replaces the owners of the named shards. It is done as soon as their moves have begun.
     AssignShards {
         /// Of which table.
         table: TableName,
@@ -199,7 +199,8 @@ pub struct Done {
     /// The versions that hold its effect, by table; empty where there was nothing to change.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub versions: BTreeMap<TableName, Version>,
-    /// How many shards changed their primary.
+    /// How many shards change their primary from one node to another: at once, or when the move is done
+    /// that began.
     #[serde(default)]
     pub moved: u32,
 }
@@ -245,8 +246,8 @@ pub enum Refusal {
         /// Its status.
         status: NodeStatus,
     },
-    /// The node was declared failed and may still run: its shards stay with it until the TTL of its
-    /// registration has passed.
+    /// A run of the node was declared failed or replaced and may still go on: its shards stay with it until
+    /// the TTL of its registration has passed.
     MayStillRun {
         /// Which node.
         node: NodeId,

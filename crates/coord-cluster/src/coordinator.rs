@@ -5,6 +5,7 @@
 mod driver;
 mod judge;
 mod machine;
+mod moving;
 mod placing;
 mod roster;
 

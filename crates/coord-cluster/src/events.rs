@@ -14,6 +14,9 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
 use crate::status::ClusterState;
 
+/// How many shards an event names when it is written for people.
+const NAMED_MAX: usize = 8;
+
 /// One thing that happened, and what it follows from.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,6 +127,13 @@ pub enum EventKind {
         /// Which shards, to whom.
         shards: Arc<[Assigned]>,
     },
+    /// Shards are on their way from one node to another.
+    ShardsMoving {
+        /// Of which table.
+        table: TableName,
+        /// Which shards, from whom to whom.
+        shards: Arc<[Migrated]>,
+    },
     /// Shards went from one node to another.
     ShardsMigrated {
         /// Of which table.
@@ -137,6 +147,22 @@ pub enum EventKind {
         table: TableName,
         /// Which shards.
         shards: Arc<[ShardId]>,
+    },
+    /// Shards have been on their way for longer than the handoff timeout. They stay with whoever has not
+    /// stopped or started them.
+    HandoffStuck {
+        /// Of which table.
+        table: TableName,
+        /// Which shards; not more than the first 256.
+        shards: Arc<[ShardId]>,
+    },
+    /// A node vanished together with so many others that it is not declared failed. Its shards stay with
+    /// it until it returns or an operator declares it failed.
+    NodeSuspended {
+        /// Which node.
+        node: NodeId,
+        /// Which run of it.
+        incarnation: Incarnation,
     },
     /// A rebalance is done.
     RebalancingCompleted {
@@ -217,6 +243,16 @@ impl fmt::Display for EventKind {
             }
             Self::ShardsAssigned { table, shards } => {
                 write!(f, "{} shards of table {table} are assigned", shards.len())
+            }
+            Self::ShardsMoving { table, shards } => {
+                write!(f, "{} shards of table {table} are on their way", shards.len())
+            }
+            Self::HandoffStuck { table, shards } => {
+                write!(f, "{} shards of table {table} are stuck on their way:", shards.len())?;
+                shards.iter().take(NAMED_MAX).try_for_each(|shard| write!(f, " {shard}"))
+            }
+            Self::NodeSuspended { node, .. } => {
+                write!(f, "node {node} is suspended: too many vanished with it")
             }
             Self::ShardsMigrated { table, shards } => {
                 write!(f, "{} shards of table {table} moved", shards.len())

@@ -51,6 +51,9 @@ pub(crate) async fn table(shared: Arc<Shared>, name: TableName) {
         if name.is_reserved() {
             take_cluster(&shared, map);
         } else {
+            if let Some(known) = shared.maps.get(&name) {
+                known.send_replace(map.clone());
+            }
             shared.observe(|observer| observer.on_table(&name, map));
         }
         go_if_evacuated(&shared);

@@ -13,7 +13,8 @@
 //!   │              registered     │      │  machine   what to do next (pure) │
 //!   │ election     stands, leads  ├─────►│  roster    each node's status     │
 //!   │ observer     what the       │      │  placing   the next map           │
-//!   │              watches show   │      │  driver    performs, fenced       │
+//!   │              watches show   │      │  moving    a shard's next step    │
+//!   │ region       hosts shards   │      │  driver    performs, fenced       │
 //!   └──────▲───────────────▲──────┘      └───────────────┬───────────────────┘
 //!          │ Lease         │ Discovery                   ▼ Placement
 //!       the leader's    the nodes         `_cluster` (members, verdicts, pins),
@@ -24,9 +25,9 @@
 //! one's way: what it has written stays in force while nobody leads.
 //!
 //! Reading order: [`Cluster`] and [`Settings`] (how a node is started), [`Status`] and [`EventKind`]
-//! (what it shows), [`Command`] and [`Refusal`] (what can be asked of it), [`invariants`] (what each
-//! map keeps before it is published). Inside: `coordinator/machine.rs`, then `roster.rs` and
-//! `placing.rs`.
+//! (what it shows), [`Host`] (how shards are run), [`Command`] and [`Refusal`] (what can be asked of it),
+//! [`invariants`] (what each map keeps before it is published). Inside: `coordinator/machine.rs`, then
+//! `roster.rs`, `placing.rs` and `moving.rs`; on the node's side `region/hosting.rs`.
 //!
 //! ```
 //! use coord_cluster::{Cluster, Settings};
@@ -61,12 +62,19 @@
 //! # runtime.block_on(run()).unwrap();
 //! ```
 //!
+//! # Hosting
+//!
+//! A service that gives [`ClusterBuilder::host`] a [`Host`] is told which shards to start and to stop, and
+//! gets a [`ShardFence`] for each. By default ([`Handoff::Exclusive`]) a shard never has two hosts: its
+//! new owner is published once the old one has reported it stopped, or can't host any more by the
+//! clock of its own registration. A table without a host is only shown as owned.
+//!
 //! # What is not there yet
 //!
-//! A change of owner is published at once: there is no handoff yet, and no regions and singleton;
-//! [`downing`], [`detector`] and [`poison`] are there as machines that nothing drives yet.
-//! Every node stands for election unless its setting `candidate` is false.
-//! `mass_failure_brake` is validated and not yet applied.
+//! Mailboxes and transport, singletons and gating leases; [`downing`], [`detector`] and [`poison`] are there
+//! as machines that nothing drives yet. Every node stands for election unless its setting `candidate` is
+//! false. A table that is deleted while its shards are hosted begins another life that knows nothing of
+//! them.
 
 mod cluster;
 mod commands;
@@ -77,11 +85,14 @@ mod duration;
 mod election;
 mod events;
 mod follow;
+mod gate;
+mod handoff;
 pub mod invariants;
 mod membership;
 mod observer;
 pub mod poison;
 mod record;
+mod region;
 mod settings;
 mod shared;
 mod status;
@@ -90,5 +101,7 @@ mod telemetry;
 pub use cluster::{Cluster, ClusterBuilder, Stores};
 pub use commands::{Command, Done, Joining, Refusal, Reply};
 pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated};
+pub use handoff::Handoff;
+pub use region::{Host, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
 pub use status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};

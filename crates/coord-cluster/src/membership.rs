@@ -9,15 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Error, Heartbeat, Incarnation, NodeEvent, NodeInfo, Register, Replace, Result, Ttl, Watched,
-    Watcher,
+    Error, Heartbeat, Incarnation, Moment, NodeEvent, NodeInfo, Register, Replace, Result, Ttl,
+    Watched, Watcher,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
 use self::registration::{RegistrarOutcome, Times};
-pub(crate) use self::view::{Absence, Judging, Presence, View};
+pub(crate) use self::view::{Absence, Judging, MayRun, Presence, View};
+use crate::gate::Standing;
 use crate::shared::{Ending, Shared};
 use crate::telemetry;
 
@@ -30,6 +31,10 @@ pub(crate) struct Keeper {
     registrar: Registrar,
     ttl: Ttl,
     jitter: StdRng,
+    /// A run that was lost, and how long its shards may take to stop.
+    lost: Option<(Incarnation, Moment)>,
+    /// Until when a run that this one replaced may go on.
+    replaced_until: Option<Moment>,
 }
 
 impl Keeper {
@@ -51,7 +56,10 @@ impl Keeper {
         whole[..16].copy_from_slice(&seed);
         let jitter = StdRng::from_seed(whole);
         let registrar = Registrar::new(info, replace, times, shared.clock.now());
-        let mut keeper = Self { shared, registrar, ttl, jitter };
+        let replaces = replace == Replace::Yes;
+        let replaced_until = replaces.then(|| shared.clock.now().plus(shared.settings.node_ttl));
+        let lost = None;
+        let mut keeper = Self { shared, registrar, ttl, jitter, lost, replaced_until };
         let (turn, _) = keeper.registrar.next(keeper.shared.clock.now());
         if let RegistrarTurn::Do(step) = turn {
             let outcome = keeper.perform(step).await?;
@@ -63,25 +71,37 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Keeps the registration until the node's runtime ends. An orderly end deregisters.
+    /// Keeps the registration until the node's runtime ends and hosts nothing any more. An orderly end
+    /// deregisters.
     ///
     /// # Errors
     /// As the store answers the deregistration.
     pub(crate) async fn keep(mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
+        let mut reports = shared.reports.subscribe();
         loop {
-            let (turn, news) = self.registrar.next(shared.clock.now());
+            self.clear_out().await;
+            let now = shared.clock.now();
+            self.registrar.on_reports(&reports.borrow_and_update(), now);
+            if self.registrar.registration().is_none() && shared.stop.is_cancelled() {
+                break;
+            }
+            let (turn, news) = self.registrar.next(now);
             self.announce(news);
+            if self.lost.is_some() {
+                continue;
+            }
             match turn {
                 RegistrarTurn::WaitUntil(until) => tokio::select! {
                     biased;
-                    () = shared.stop.cancelled() => break,
+                    () = self.over() => break,
+                    Ok(()) = reports.changed() => {}
                     () = shared.sleep_until(until) => {}
                 },
                 RegistrarTurn::Do(step) => {
                     let outcome = tokio::select! {
                         biased;
-                        () = shared.stop.cancelled() => break,
+                        () = self.over() => break,
                         outcome = self.perform(step) => outcome,
                         // The deadline holds also while a call hangs.
                         () = self.until_deadline() => Ok(Told::Nothing),
@@ -99,13 +119,46 @@ impl Keeper {
         self.end().await
     }
 
+    /// Waits until the runtime has ended, in good order or not.
+    async fn over(&self) {
+        self.shared.stop.cancelled().await;
+        if self.shared.ending() == Ending::Orderly {
+            self.shared.unhosted.cancelled().await;
+        }
+    }
+
+    /// After a loss: waits until nothing of the lost run goes on. The next run vouches for that, so that
+    /// its shards need not wait for a TTL; it does not where something goes on all the same.
+    async fn clear_out(&mut self) {
+        let Some((run, limit)) = self.lost.take() else { return };
+        let shared = Arc::clone(&self.shared);
+        let mut gate = shared.gate.subscribe();
+        let idle = async { while !shared.gate.is_idle() && gate.changed().await.is_ok() {} };
+        tokio::select! {
+            biased;
+            () = self.over() => {}
+            () = idle => self.registrar.on_ended(run, shared.clock.now()),
+            () = shared.sleep_until(limit) => {
+                tracing::error!(node = %shared.node, "shards run on past the deadline");
+                self.registrar.join(shared.clock.now());
+            }
+        }
+    }
+
     async fn end(self) -> Result<()> {
         if self.shared.ending() == Ending::Abandoned {
             return Ok(());
         }
         // The leader is a live node: it gives up its lease before its registration.
         self.shared.led.cancelled().await;
+        self.shared.gate.shut();
         let Some(registration) = self.registrar.registration() else { return Ok(()) };
+        let replacing = self.replaced_until.is_some_and(|until| self.shared.clock.now() < until);
+        if replacing || !self.shared.gate.is_idle() {
+            // A deregistration says that no run of this node hosts anything.
+            tracing::warn!(node = %self.shared.node, "the registration is left to its TTL");
+            return Ok(());
+        }
         let held = registration.clone();
         self.shared.call("deregister", self.shared.discovery.deregister(&held)).await
     }
@@ -161,15 +214,25 @@ impl Keeper {
         let jitter = self.jitter.random_range(0.9..=1.1);
         let news = self.registrar.on_outcome(outcome, jitter, self.shared.clock.now());
         self.announce(news);
+        if let (Some(held), Some(deadline)) =
+            (self.registrar.registration(), self.registrar.deadline())
+        {
+            self.shared.gate.hold(Standing { incarnation: held.incarnation, deadline });
+        }
     }
 
-    fn announce(&self, news: Option<Registered>) {
+    fn announce(&mut self, news: Option<Registered>) {
         match news {
             Some(Registered::As(incarnation)) => {
                 self.shared.observe(|observer| observer.on_registered(incarnation));
                 self.shared.registered.send_replace(Some(incarnation));
             }
             Some(Registered::Lost(incarnation, why)) => {
+                let grace = crate::Settings::margin(self.shared.settings.node_ttl) / 2;
+                let standing = self.shared.gate.standing();
+                let deadline = standing.map_or(self.shared.clock.now(), |now| now.deadline);
+                self.lost = Some((incarnation, deadline.plus(grace)));
+                self.shared.gate.close();
                 self.shared.registered.send_replace(None);
                 self.shared.observe(|observer| observer.on_registration_lost(incarnation, why));
             }
@@ -203,7 +266,8 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
                 if late > tick {
                     view.on_stall(late);
                 }
-                late > tick
+                let heard = take_silence(&shared, &mut view);
+                late > tick || heard
             }
             watched = watcher.next() => take_watched(&shared, &mut view, watched),
         };
@@ -211,6 +275,17 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
             shared.view.send_replace(Arc::new(view.clone()));
         }
     }
+}
+
+/// A store may also be away without the watch noticing.
+fn take_silence(shared: &Shared, view: &mut View) -> bool {
+    let away = shared.status.borrow().store_away;
+    match (away, view.is_away()) {
+        (true, false) => view.on_away(shared.answered()),
+        (false, true) if !view.is_interrupted() => view.on_back(shared.clock.now()),
+        _ => return false,
+    }
+    true
 }
 
 fn take_watched(shared: &Shared, view: &mut View, watched: Watched<NodeEvent>) -> bool {
@@ -222,7 +297,7 @@ fn take_watched(shared: &Shared, view: &mut View, watched: Watched<NodeEvent>) -
         }
         Watched::Away(error) => {
             tracing::debug!(node = %shared.node, %error, "the nodes can't be watched");
-            view.on_away(now);
+            view.on_interrupted(now);
             false
         }
         Watched::Back => {

@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use coord_core::{
-    Holder, Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, Slot, TableName, Term,
-    Version,
+    Holder, Incarnation, MotionPhase, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, Slot,
+    TableName, Term, Version,
 };
 
 use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
-use crate::record::{ClusterRecord, TableNote};
+use crate::record::{ClusterRecord, Rebalance, TableNote};
 use crate::status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};
 
 /// What one node knows of the cluster.
@@ -168,7 +168,8 @@ impl Observer {
     }
 
     fn balance(&self) -> Balance {
-        if !self.record.failures.is_empty() {
+        let suspended = self.record.nodes.values().any(|note| note.suspended.is_some());
+        if !self.record.failures.is_empty() || suspended {
             return Balance::Degraded;
         }
         let pending = self.tables.values().any(|map| match map {
@@ -181,7 +182,8 @@ impl Observer {
     /// Whether a table has still to follow the members.
     fn is_pending(&self, map: &ShardMap) -> bool {
         let Some(cluster) = &self.cluster else { return true };
-        if map.orphans() > 0 || !map.motions().is_empty() {
+        let unfinished = || TableNote::read(map.annex()).rebalance.is_some_and(|run| !run.done);
+        if map.orphans() > 0 || !map.motions().is_empty() || unfinished() {
             return true;
         }
         let named = |wanted: &NodeEntry| {
@@ -203,11 +205,14 @@ impl Observer {
         left_out || misplaced
     }
 
-    /// Whether a run of a node owns a shard in any table that this node knows.
+    /// Whether a node owns a shard, or has still to stop one, in any table that this node knows.
     pub(crate) fn owns_any(&self, node: &NodeId) -> bool {
         self.tables.values().flatten().any(|map| {
-            let slot = map.slot_of(node).map(Slot::get);
-            slot.is_some_and(|slot| map.raw_owners().contains(&slot))
+            map.slot_of(node).is_some_and(|slot| {
+                let mut motions = map.motions().values().flatten();
+                map.raw_owners().contains(&slot.get())
+                    || motions.any(|motion| Slot::from(motion.other) == slot)
+            })
         })
     }
 
@@ -252,6 +257,12 @@ impl Observer {
             members,
             tables: tables.collect(),
             paused: self.record.paused,
+            stuck: self
+                .record
+                .stuck
+                .iter()
+                .map(|(table, shards)| (table.clone(), shards.iter().copied().collect()))
+                .collect(),
             store_away: self.store_away,
         }
     }
@@ -329,6 +340,20 @@ fn record_diff(old: &ClusterRecord, new: &ClusterRecord, out: &mut Vec<EventKind
         let paused = EventKind::RebalancingPaused;
         out.push(if new.paused { paused } else { EventKind::RebalancingResumed });
     }
+    for (table, shards) in &new.stuck {
+        let before = old.stuck.get(table);
+        let fresh = |shard: &&ShardId| before.is_none_or(|before| !before.contains(*shard));
+        let shards: Arc<[ShardId]> = shards.iter().filter(fresh).copied().collect();
+        if !shards.is_empty() {
+            out.push(EventKind::HandoffStuck { table: table.clone(), shards });
+        }
+    }
+    for (node, note) in &new.nodes {
+        let before = old.nodes.get(node).and_then(|note| note.suspended);
+        if let Some(incarnation) = note.suspended.filter(|run| Some(*run) != before) {
+            out.push(EventKind::NodeSuspended { node: node.clone(), incarnation });
+        }
+    }
     for (table, why) in &new.failures {
         if old.failures.get(table) != Some(why) {
             let (table, why) = (table.clone(), why.clone());
@@ -365,15 +390,21 @@ fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<E
             _ => {}
         }
     }
-    let moved = count(migrated.len());
+    let moving = old.map_or_else(Vec::new, |old| begun(old, new));
     let table = || name.clone();
     let rebalance = TableNote::read(new.annex()).rebalance;
+    let before = old.and_then(|old| TableNote::read(old.annex()).rebalance);
     let mut kinds = Vec::new();
-    if let Some(reason) = rebalance.clone() {
+    let begins = |run: &&Rebalance| before.as_ref().is_none_or(|old| old.since != run.since);
+    if let Some(run) = rebalance.as_ref().filter(begins) {
+        let reason = run.reason.clone();
         kinds.push(EventKind::RebalancingTriggered { table: table(), reason });
     }
     if !assigned.is_empty() {
         kinds.push(EventKind::ShardsAssigned { table: table(), shards: assigned.into() });
+    }
+    if !moving.is_empty() {
+        kinds.push(EventKind::ShardsMoving { table: table(), shards: moving.into() });
     }
     if !migrated.is_empty() {
         kinds.push(EventKind::ShardsMigrated { table: table(), shards: migrated.into() });
@@ -382,10 +413,28 @@ fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<E
         let shards: Arc<[ShardId]> = orphaned.into();
         kinds.push(EventKind::ShardsOrphaned { table: table(), shards });
     }
-    if rebalance.is_some() {
-        kinds.push(EventKind::RebalancingCompleted { table: table(), moved });
+    let was_done = before.as_ref().is_some_and(|old| old.done);
+    if let Some(run) = rebalance.filter(|run| run.done && (begins(&run) || !was_done)) {
+        kinds.push(EventKind::RebalancingCompleted { table: table(), moved: run.moved });
     }
     kinds
+}
+
+/// The primaries whose move began with this version.
+fn begun(old: &ShardMap, new: &ShardMap) -> Vec<Migrated> {
+    let to = |map: &ShardMap, shard: &ShardId| {
+        let motions = map.motions().get(shard)?;
+        let motion = motions
+            .iter()
+            .find(|motion| motion.replica == 0 && motion.phase == MotionPhase::MovingTo)?;
+        Some(map.node(motion.other.into())?.id.clone())
+    };
+    let moving = new.motions().keys().filter_map(|shard| {
+        let (from, to_now) = (new.owner(*shard)?.id.clone(), to(new, shard)?);
+        let begins = to(old, shard).as_ref() != Some(&to_now) && from != to_now;
+        begins.then_some(Migrated { shard: *shard, from, to: to_now })
+    });
+    moving.collect()
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! What a new leader must not forget, as it stands in the annex of `_cluster`; and what a table's annex
 //! says of its version.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, Ttl};
+use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, Ttl, Version};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The format that is written; a higher one is refused.
-const FORMAT: u16 = 1;
+use crate::handoff::Handoff;
+
+/// The format that is written; a higher one is refused. 2 added former runs, suspended nodes and stuck
+/// shards, which a reader of format 1 must not overlook.
+const FORMAT: u16 = 2;
 
 /// The annex of `_cluster`: what was set by verdict or operator. It holds durations and never the time
 /// of a machine's clock.
@@ -30,6 +33,9 @@ pub(crate) struct ClusterRecord {
     /// Who is to lead next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heir: Option<NodeId>,
+    /// Shards that have been in motion for longer than the handoff timeout, the first of each table.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) stuck: BTreeMap<TableName, BTreeSet<ShardId>>,
 }
 
 /// What is to be remembered of a node.
@@ -44,6 +50,12 @@ pub(crate) struct NodeNote {
     /// It failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<Failure>,
+    /// Runs of it that were declared failed and replaced since, with the TTL for which each may run on.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) former: BTreeMap<Incarnation, Ttl>,
+    /// This run of it vanished together with too many others to be declared failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) suspended: Option<Incarnation>,
 }
 
 impl NodeNote {
@@ -74,6 +86,7 @@ impl Default for ClusterRecord {
             pins: BTreeMap::new(),
             failures: BTreeMap::new(),
             heir: None,
+            stuck: BTreeMap::new(),
         }
     }
 }
@@ -90,7 +103,7 @@ impl ClusterRecord {
     }
 
     pub(crate) fn write(&self) -> Result<Bytes> {
-        write("write cluster record", self)
+        write("write cluster record", &Self { format: FORMAT, ..self.clone() })
     }
 
     /// Changes the note of a node, and drops it when nothing is left to remember.
@@ -103,23 +116,39 @@ impl ClusterRecord {
     }
 }
 
-/// The annex of a table: why its version was made.
+/// The annex of a table: how its owners change, and the rebalance that is under way or was the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TableNote {
     format: u16,
-    /// Why its shards were placed anew, where they were.
+    /// How its owners change; it decides when a host starts and stops.
+    #[serde(default)]
+    pub(crate) handoff: Handoff,
+    /// The rebalance that this version belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rebalance: Option<String>,
+    pub(crate) rebalance: Option<Rebalance>,
+}
+
+/// A rebalance, over all versions that it takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rebalance {
+    /// Why.
+    pub(crate) reason: String,
+    /// The version that began it.
+    pub(crate) since: Version,
+    /// How many shards have changed their primary from one node to another so far.
+    pub(crate) moved: u32,
+    /// Whether everything is where it should be.
+    pub(crate) done: bool,
 }
 
 impl TableNote {
-    pub(crate) fn new(rebalance: Option<String>) -> Self {
-        Self { format: FORMAT, rebalance }
+    pub(crate) fn new(handoff: Handoff, rebalance: Option<Rebalance>) -> Self {
+        Self { format: FORMAT, handoff, rebalance }
     }
 
-    /// Reads an annex; one that can't be read says nothing, for nothing depends on it but a reason.
+    /// Reads an annex. One that can't be read stands for the safest handoff, and says nothing else.
     pub(crate) fn read(annex: &Bytes) -> Self {
-        serde_json::from_slice(annex).unwrap_or_else(|_error| Self::new(None))
+        serde_json::from_slice(annex).unwrap_or_else(|_error| Self::new(Handoff::Exclusive, None))
     }
 
     pub(crate) fn write(&self) -> Result<Bytes> {
@@ -152,7 +181,9 @@ pub(crate) fn write<T: Serialize>(operation: &'static str, value: &T) -> Result<
 mod tests {
     use super::*;
 
-    const GOLDEN: &str = r#"{"format":1,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3"}"#;
+    const GOLDEN: &str = r#"{"format":2,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000},"former":{"00000000000000000000000000000003":90000},"suspended":"00000000000000000000000000000004"}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3","stuck":{"orders":[7]}}"#;
+    /// As the first format had it.
+    const FIRST: &str = r#"{"format":1,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3"}"#;
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name).expect("name")
@@ -171,23 +202,51 @@ mod tests {
                 why: "operator".to_owned(),
                 runs_on: Some(Ttl::from_secs(90).expect("in range")),
             });
+            note.former =
+                BTreeMap::from([(Incarnation::from_u128(3), Ttl::from_secs(90).expect("ttl"))]);
+            note.suspended = Some(Incarnation::from_u128(4));
         });
         record.note(&node("n4"), |_note| {});
         let table = TableName::new("orders").expect("name");
         record.pins.entry(table.clone()).or_default().insert(ShardId::new(7), node("n1"));
-        record.failures.insert(table, "no room".to_owned());
+        record.failures.insert(table.clone(), "no room".to_owned());
         record.heir = Some(node("n3"));
+        record.stuck.insert(table, BTreeSet::from([ShardId::new(7)]));
         let bytes = record.write().expect("writes");
         assert_eq!(std::str::from_utf8(&bytes).expect("text"), GOLDEN);
         assert_eq!(ClusterRecord::read(&bytes).expect("reads"), record);
+
+        let first = ClusterRecord::read(&Bytes::from_static(FIRST.as_bytes())).expect("reads");
+        record.stuck.clear();
+        record.note(&node("n2"), |note| {
+            note.former.clear();
+            note.suspended = None;
+        });
+        record.format = 1;
+        assert_eq!(first, record);
+    }
+
+    #[test]
+    fn a_table_note_reads_and_writes_its_golden_form() {
+        let golden = r#"{"format":2,"handoff":"make_before_break","rebalance":{"reason":"n1 joined","since":7,"moved":3,"done":false}}"#;
+        let rebalance = Rebalance {
+            reason: "n1 joined".to_owned(),
+            since: Version::new(7),
+            moved: 3,
+            done: false,
+        };
+        let note = TableNote::new(Handoff::MakeBeforeBreak, Some(rebalance));
+        let bytes = note.write().expect("writes");
+        assert_eq!(std::str::from_utf8(&bytes).expect("text"), golden);
+        assert_eq!(TableNote::read(&bytes), note);
     }
 
     #[test]
     fn unknown_fields_pass_and_newer_formats_and_damage_do_not() {
-        let odd = Bytes::from_static(br#"{"format":1,"later":5}"#);
+        let odd = Bytes::from_static(br#"{"format":2,"later":5}"#);
         assert_eq!(ClusterRecord::read(&odd).expect("reads"), ClusterRecord::default());
         assert_eq!(ClusterRecord::read(&Bytes::new()).expect("new"), ClusterRecord::default());
-        for bad in ["{\"format\":2}", "{\"format\":0}", "{", "{}"] {
+        for bad in ["{\"format\":3}", "{\"format\":0}", "{", "{}"] {
             let error = ClusterRecord::read(&Bytes::from(bad)).expect_err(bad);
             assert_eq!(error.kind(), coord_core::ErrorKind::Corrupt);
         }

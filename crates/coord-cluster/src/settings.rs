@@ -60,8 +60,8 @@ pub struct Settings {
     pub restart_grace: Duration,
     /// The first assignment waits for this many active nodes; 1.
     pub min_members: u32,
-    /// The share of nodes that may vanish inside one node TTL before evictions stop, above 0 and at most
-    /// 1; 0.5. It applies from 5 nodes on. So far it is validated and not in effect.
+    /// The share of nodes that may vanish inside one node TTL before no more of them are declared failed,
+    /// above 0 and at most 1; 0.5. It applies from 5 nodes on.
     pub mass_failure_brake: f64,
     /// Shards of a table, 1 to 2^24; 1024.
     pub shards: ShardCount,
@@ -78,6 +78,9 @@ pub struct Settings {
     /// How long a node takes at most to stop its shards; a sixth of the node TTL where it is unset.
     #[serde(with = "duration::optional", skip_serializing_if = "Option::is_none")]
     pub stop_budget: Option<Duration>,
+    /// Whether the process ends where a shard still runs after the deadline of its registration although
+    /// it was aborted; false. For work that can neither be aborted nor looks at its fence.
+    pub exit_at_deadline: bool,
     /// Whether this node stands for election; true.
     pub candidate: bool,
     /// How many events wait for a slow listener before it misses some; 1024.
@@ -108,6 +111,7 @@ impl Default for Settings {
             motions_max: None,
             handoff_timeout: MINUTE,
             stop_budget: None,
+            exit_at_deadline: false,
             candidate: true,
             event_buffer: 1024,
         }

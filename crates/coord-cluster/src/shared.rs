@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use coord_core::session::Tenure;
 use coord_core::{
-    Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Result, TableName,
+    Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Report, Result,
+    ShardMap, TableName,
 };
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::Spec;
 use crate::events::{Cause, Event};
+use crate::gate::Gate;
 use crate::membership::{Judging, View};
 use crate::observer::Observer;
 use crate::settings::Settings;
@@ -22,7 +24,7 @@ use crate::telemetry;
 
 /// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
 /// suspended, and the clock does not.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// How a node's runtime ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,14 @@ pub(crate) struct Shared {
     pub(crate) specs: BTreeMap<TableName, Spec>,
     /// This node's run, while it is registered.
     pub(crate) registered: watch::Sender<Option<Incarnation>>,
+    /// Whether this process may host, and until when.
+    pub(crate) gate: Arc<Gate>,
+    /// The newest map of each table.
+    pub(crate) maps: BTreeMap<TableName, watch::Sender<Option<Arc<ShardMap>>>>,
+    /// What each table's region has to say through the registration, and as which run.
+    pub(crate) reports: watch::Sender<BTreeMap<TableName, (Incarnation, Report)>>,
+    /// Cancelled when no region hosts anything any more.
+    pub(crate) unhosted: CancellationToken,
     /// What is seen of all registrations.
     pub(crate) view: watch::Sender<Arc<View>>,
     /// This node's term, while it leads.
@@ -82,9 +92,14 @@ impl Shared {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { node, settings, clock, lease, discovery, placement, judging, specs } = parts;
         let observer = Observer::new(specs.keys().cloned());
+        let maps = specs.keys().map(|name| (name.clone(), watch::Sender::new(None))).collect();
         let (events, _) = broadcast::channel(settings.event_buffer);
         Self {
             registered: watch::Sender::new(None),
+            gate: Gate::new(Arc::clone(&clock)),
+            maps,
+            reports: watch::Sender::default(),
+            unhosted: CancellationToken::new(),
             view: watch::Sender::default(),
             tenure: watch::Sender::new(None),
             status: watch::Sender::new(Arc::new(observer.status())),
@@ -132,6 +147,11 @@ impl Shared {
     /// Looks at what this node knows.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Observer) -> T) -> T {
         look(&lock(&self.observer))
+    }
+
+    /// When the store last answered.
+    pub(crate) fn answered(&self) -> Moment {
+        lock(&self.store).answered
     }
 
     /// The store answered.
@@ -184,6 +204,9 @@ impl Shared {
         let mut said = lock(&self.ending);
         if !self.stop.is_cancelled() {
             *said = ending;
+            if ending == Ending::Abandoned {
+                self.gate.shut();
+            }
             self.stop.cancel();
         }
     }

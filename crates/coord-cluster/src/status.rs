@@ -1,10 +1,11 @@
 //! How a cluster stands, as one node sees it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use coord_core::{
-    Address, Incarnation, Label, NodeId, NodeStatus, ShardMap, TableName, Term, Version,
+    Address, Incarnation, Label, NodeId, NodeStatus, ShardId, ShardMap, TableName, Term, Version,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,8 @@ pub enum Balance {
     Stable,
     /// Members changed, and shards are yet to follow; or shards are in motion.
     Rebalancing,
-    /// A rebalance failed, and its table stays as it was.
+    /// A rebalance failed, and its table stays as it was; or nodes are suspended because too many vanished
+    /// at once.
     Degraded,
 }
 
@@ -130,6 +132,8 @@ pub struct Status {
     pub tables: Vec<TableStatus>,
     /// Whether balancing is paused.
     pub paused: bool,
+    /// Shards whose handoff is past its timeout, by table; not more than the first 256 of each.
+    pub stuck: BTreeMap<TableName, Vec<ShardId>>,
     /// Whether the store is away.
     pub store_away: bool,
 }

@@ -13,6 +13,8 @@ pub(crate) fn status(me: &NodeId, status: &Status) {
     }
     let mine = status.member(me).map_or(0, |member| member.shards);
     let orphans: u32 = status.tables.iter().map(|table| table.orphans).sum();
+    let stuck = status.stuck.values().map(Vec::len).sum();
+    gauge!("cluster_handoff_stuck").set(float(stuck));
     gauge!("cluster_shards_assigned").set(f64::from(mine));
     gauge!("cluster_shards_orphaned").set(f64::from(orphans));
     let leads = status.role == Role::Leader;

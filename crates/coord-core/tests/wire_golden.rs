@@ -153,6 +153,7 @@ fn nodes() {
     report.stopping = BTreeSet::from([ShardId::new(3)]);
     report.started = BTreeSet::from([ShardId::new(4), ShardId::new(5)]);
     info.reports = [(TableName::new("order").expect("name"), report)].into();
+    info = info.with_ended(Incarnation::from_u128(0x10));
     golden_record("node-full.json", &NodeRecordV1::new(info, ttl));
 }
 

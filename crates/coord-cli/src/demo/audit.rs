@@ -54,6 +54,13 @@ impl Audit {
         }
     }
 
+    /// Takes what the hosts have noted: I6, no shard on two nodes at one moment.
+    pub(crate) fn hosts(&mut self, twice: Vec<String>) {
+        for what in twice {
+            self.violation(what);
+        }
+    }
+
     fn newer(&mut self, map: &Arc<ShardMap>) {
         if map.version() == Version::ZERO {
             return;

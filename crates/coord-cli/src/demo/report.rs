@@ -151,6 +151,9 @@ fn describe(event: &EventKind) -> Option<String> {
         }
         EventKind::RebalancingTriggered { reason, .. } => format!("rebalancing: {reason}"),
         EventKind::ShardsAssigned { shards, .. } => format!("{} shards assigned", shards.len()),
+        EventKind::ShardsMoving { shards, .. } => format!("{} shards on their way", shards.len()),
+        EventKind::HandoffStuck { shards, .. } => format!("{} shards are stuck", shards.len()),
+        EventKind::NodeSuspended { node, .. } => format!("{node} is suspended"),
         EventKind::ShardsMigrated { shards, .. } => {
             let from: std::collections::BTreeSet<&NodeId> =
                 shards.iter().map(|s| &s.from).collect();

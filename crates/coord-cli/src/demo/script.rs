@@ -179,6 +179,7 @@ impl Player {
         for (node, map) in self.world.maps() {
             self.audit.map(node, &map);
         }
+        self.audit.hosts(self.world.hosted_twice());
         let map = self.world.map();
         let frame = &mut self.report.frame;
         frame.elapsed = self.started.elapsed();

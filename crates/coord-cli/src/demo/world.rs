@@ -1,12 +1,13 @@
 //! The nodes of the demo: each opens the store by itself, as a process of its own would.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use coord::cluster::{Cluster, Events, Settings, Status};
+use async_trait::async_trait;
+use coord::cluster::{Cluster, Events, Host, Settings, ShardFence, Status};
 use coord::{
-    Address, BackendUrl, Fence, Label, NodeId, NodeInfo, NodeStatus, Result, ShardCount, ShardMap,
-    TableHeader, TableName,
+    Address, BackendUrl, Fence, Label, NodeId, NodeInfo, NodeStatus, Result, ShardCount, ShardId,
+    ShardMap, TableHeader, TableName,
 };
 
 use super::view::NodeLine;
@@ -21,6 +22,44 @@ pub(crate) struct World {
     pub(crate) table: TableName,
     header: TableHeader,
     pub(crate) running: BTreeMap<NodeId, Cluster>,
+    hosted: Arc<Hosted>,
+}
+
+/// Which shards run, all nodes together.
+#[derive(Debug, Default)]
+struct Hosted(Mutex<Ledger>);
+
+#[derive(Debug, Default)]
+struct Ledger {
+    running: BTreeMap<ShardId, (NodeId, ShardFence)>,
+    violations: Vec<String>,
+}
+
+/// What one node runs.
+#[derive(Debug)]
+struct Noting {
+    node: NodeId,
+    hosted: Arc<Hosted>,
+}
+
+#[async_trait]
+impl Host for Noting {
+    async fn start(&self, shard: ShardId, fence: ShardFence) {
+        let mut ledger = self.hosted.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ledger.running.insert(shard, (self.node.clone(), fence));
+        // A node that was killed runs nothing, although it has not said so.
+        if let Some((other, _)) = before.filter(|(_, fence)| fence.is_current()) {
+            let why = format!("I6: {} and {other} host shard {shard} at one moment", self.node);
+            ledger.violations.push(why);
+        }
+    }
+
+    async fn stop(&self, shard: ShardId) {
+        let mut ledger = self.hosted.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if ledger.running.get(&shard).is_some_and(|(node, _)| *node == self.node) {
+            ledger.running.remove(&shard);
+        }
+    }
 }
 
 impl World {
@@ -44,6 +83,7 @@ impl World {
             table: TableName::new("orders")?,
             header: TableHeader::new(ShardCount::new(args.shards)?),
             running: BTreeMap::new(),
+            hosted: Arc::default(),
         })
     }
 
@@ -58,10 +98,12 @@ impl World {
         let address = Address::new(format!("127.0.0.1:{}", 7000 + number))?;
         let node = NodeInfo::new(id.clone(), address).with_version(Label::new("demo")?);
         let coord = coord::connect(&self.url).await?;
+        let hosted = Arc::clone(&self.hosted);
         let cluster = coord
             .cluster(node)
             .settings(self.settings.clone())
             .table(self.table.clone(), self.header.clone())
+            .host(self.table.clone(), Arc::new(Noting { node: id.clone(), hosted }))
             .start()
             .await?;
         let events = cluster.events();
@@ -82,6 +124,22 @@ impl World {
             cluster.shutdown().await?;
         }
         Ok(())
+    }
+
+    /// Shards that were hosted twice at one moment, since this was last asked.
+    pub(crate) fn hosted_twice(&self) -> Vec<String> {
+        let mut ledger = self.hosted.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut ledger.violations)
+    }
+
+    /// How many shards run on the nodes that the newest map names.
+    fn hosted(&self) -> usize {
+        let Some(map) = self.map() else { return 0 };
+        let ledger = self.hosted.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let runs = |(shard, (node, fence)): (&ShardId, &(NodeId, ShardFence))| {
+            fence.is_current() && map.owner(*shard).is_some_and(|owner| owner.id == *node)
+        };
+        ledger.running.iter().filter(|entry| runs(*entry)).count()
     }
 
     /// Who leads by its own clock at this moment, with the fence.
@@ -106,12 +164,14 @@ impl World {
         leader.or_else(|| self.running.values().next()).map(Cluster::status)
     }
 
-    /// One node leads, and all see this many active members and the same version of a settled table.
+    /// One node leads, all see this many active members and the same version of a settled table, and every
+    /// shard runs where it says.
     pub(crate) fn is_settled(&self, active: usize) -> bool {
         let mut versions = self.maps().map(|(_, map)| map.version());
         let first = versions.next();
         self.leaders().len() == 1
             && first.is_some()
+            && self.hosted() == self.header.shards.get() as usize
             && versions.all(|version| Some(version) == first)
             && self.running.values().all(|cluster| {
                 let status = cluster.status();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use coord_core::session::{LeaseGuard, Lost};
 use coord_core::{
-    Answer, Answered, Claim, ClaimRequest, Evict, LeaseName, Publish, Request, RequestEvent,
-    RequestId, RequestRecord, Result, TableName, Watched, Watcher,
+    Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Evict, LeaseName, Publish, Request,
+    RequestEvent, RequestId, RequestRecord, Result, TableName, Watched, Watcher,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::machine::{Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
+use super::machine::{Job, Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
 use crate::commands::{Command, Refusal, Reply};
 use crate::record;
 use crate::shared::Shared;
@@ -19,6 +19,8 @@ use crate::telemetry;
 
 /// The most answers to requests that are remembered, so that none is carried out twice.
 const SEEN_MAX: usize = 65_536;
+/// The most places of a table that is planned in line with other work.
+const PLAN_INLINE_MAX: usize = 16_384;
 
 /// A command that was given to this very process.
 #[derive(Debug)]
@@ -229,6 +231,7 @@ impl Lead<'_> {
                 let evict = self.shared.discovery.evict(node, run, &suspect.revision);
                 self.shared.call("evict", evict).await.map(evicted)
             }
+            Step::Plan(_, job) => plan(Arc::clone(job)).await,
             Step::Answer(ticket, reply) => self.answer(*ticket, reply).await,
         };
         outcome.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
@@ -277,6 +280,17 @@ impl Lead<'_> {
             }
         }
     }
+}
+
+/// A plan of a large table takes longer than other tasks of this thread should wait.
+async fn plan(job: Arc<Job>) -> Result<Outcome> {
+    if job.current.raw_owners().len() <= PLAN_INLINE_MAX {
+        return Ok(Outcome::Planned(job.plan()));
+    }
+    let planned = tokio::task::spawn_blocking(move || job.plan()).await;
+    planned.map(Outcome::Planned).map_err(|error| {
+        Error::new(ErrorKind::Internal, "plan").message("the strategy panicked").with_source(error)
+    })
 }
 
 fn claimed(name: &TableName, claim: Claim) -> Outcome {

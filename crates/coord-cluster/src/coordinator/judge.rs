@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use coord_core::{Incarnation, NodeId, NodeStatus, ShardId, ShardMap, TableName};
+use coord_core::{Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, TableName};
 
 use super::roster::{Roster, Seat};
 use crate::commands::{Command, Refusal};
@@ -39,7 +39,10 @@ pub(crate) enum Note {
 impl Note {
     pub(crate) fn apply(self, record: &mut ClusterRecord) {
         match self {
-            Self::Failed(node, failure) => record.note(&node, |note| note.failed = Some(failure)),
+            Self::Failed(node, failure) => record.note(&node, |note| {
+                note.failed = Some(failure);
+                note.suspended = None;
+            }),
             Self::Drain(node, drain) => record.note(&node, |note| note.drain = drain),
             Self::Leaving(node, run) => record.note(&node, |note| note.leaving = Some(run)),
             Self::Paused(paused) => record.paused = paused,
@@ -65,6 +68,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) view: &'a View,
     pub(crate) tables: Vec<TableName>,
     pub(crate) map: &'a dyn Fn(&TableName) -> Option<Arc<ShardMap>>,
+    /// Whether a run may still host and reports nothing.
+    pub(crate) lingers: &'a dyn Fn(&NodeEntry) -> bool,
 }
 
 impl Bench<'_> {
@@ -223,7 +228,7 @@ impl Bench<'_> {
         Ok(vec![Write::Owners(table.clone(), owners.clone())])
     }
 
-    /// A node that was declared failed may still run, so nobody may take its place yet.
+    /// A run that was declared failed or replaced may still run, so nobody may take its place yet.
     fn leaves_where_it_runs(
         &self,
         map: &ShardMap,
@@ -232,8 +237,7 @@ impl Bench<'_> {
     ) -> Result<(), Refusal> {
         for (place, slot) in map.owner_slots(shard).enumerate() {
             let Some(owner) = map.node(slot) else { continue };
-            let runs_on = self.roster.seat(&owner.id).is_some_and(|seat| seat.runs_on);
-            if runs_on && nodes.get(place) != Some(&owner.id) {
+            if (self.lingers)(owner) && nodes.get(place) != Some(&owner.id) {
                 return Err(Refusal::MayStillRun { node: owner.id.clone(), shard });
             }
         }

@@ -8,20 +8,21 @@
 //! One step is in progress at a time, and each follows from the newest state: a write that comes back as
 //! a conflict is dropped, its table read again, and what is to be done found anew.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, TableHeader,
+    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, Slot, TableHeader,
     TableName, Version,
 };
-use coord_placement::PlacementStrategy;
+use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
 
 use super::judge::{self, Write};
-use super::placing::{Failed, Placing, Wishes};
-use super::roster::{self, Roster, Sources, Suspect, Taken, Timers};
+use super::placing::{Failed, Next, Placing, Question};
+use super::roster::{self, Roster, Sources, Suspect, Taken, Tenancy, Timers};
 use crate::commands::{Command, Done, Refusal, Reply};
+use crate::handoff::Handoff;
 use crate::membership::{Judging, Presence, View};
 use crate::record::{ClusterRecord, Failure, TableNote};
 use crate::settings::Settings;
@@ -32,6 +33,10 @@ const COMMANDS_MAX: usize = 1_024;
 const COMMAND_TRIES_MAX: u8 = 5;
 /// How often an answer is sent that nobody confirms.
 const ANSWER_TRIES_MAX: u8 = 4;
+/// One shard of this many may be in motion, unless the settings say otherwise.
+const MOTIONS_SHARE: u32 = 10;
+/// The most stuck shards of a table that are named.
+const STUCK_MAX: usize = 256;
 /// The first pause after a failure; it doubles.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 
@@ -50,6 +55,9 @@ pub(crate) struct Rules {
     pub(crate) restart_grace: Duration,
     pub(crate) node_ttl: Duration,
     pub(crate) min_members: usize,
+    pub(crate) brake: f64,
+    pub(crate) handoff_timeout: Duration,
+    pub(crate) motions_max: Option<u32>,
     pub(crate) judging: Judging,
 }
 
@@ -62,6 +70,9 @@ impl Rules {
             restart_grace: settings.restart_grace,
             node_ttl: settings.node_ttl,
             min_members: usize::try_from(settings.min_members).unwrap_or(usize::MAX),
+            brake: settings.mass_failure_brake,
+            handoff_timeout: settings.handoff_timeout,
+            motions_max: settings.motions_max,
             judging,
         }
     }
@@ -72,6 +83,28 @@ impl Rules {
 pub(crate) struct Spec {
     pub(crate) header: TableHeader,
     pub(crate) strategy: Arc<dyn PlacementStrategy>,
+    pub(crate) handoff: Handoff,
+}
+
+/// A plan to be made, which may take a while.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) strategy: Arc<dyn PlacementStrategy>,
+    pub(crate) current: Arc<Assignment>,
+    pub(crate) question: Question,
+}
+
+impl Job {
+    pub(crate) fn plan(&self) -> Result<Plan, PlanError> {
+        let Question { candidates, settings } = &self.question;
+        self.strategy.plan(&self.current, candidates, settings)
+    }
+}
+
+impl PartialEq for Job {
+    fn eq(&self, other: &Self) -> bool {
+        self.question == other.question && self.current == other.current
+    }
 }
 
 /// A call for the driver.
@@ -85,6 +118,8 @@ pub(crate) enum Step {
     Publish(TableName, Version, Arc<ShardMap>),
     /// Evict a registration.
     Evict(Suspect),
+    /// Make a plan for a table.
+    Plan(TableName, Arc<Job>),
     /// Tell whoever asked.
     Answer(Ticket, Reply),
 }
@@ -130,6 +165,8 @@ pub(crate) enum Outcome {
     Evicted,
     /// It has been written since; this is its revision now.
     Alive(Incarnation, Revision),
+    /// The plan, if there is one.
+    Planned(Result<Plan, PlanError>),
     /// The answer is out, as far as that was possible.
     Answered,
     /// The store could not tell.
@@ -180,6 +217,21 @@ struct Table {
     /// Failed rebalances in a row.
     failures: u32,
     check_at: Moment,
+    /// The runs that its map names, and whether they may host; with whom it was last looked at.
+    tenancy: Vec<Tenancy>,
+    /// Runs that may host although they report nothing.
+    lingering: BTreeSet<(NodeId, Incarnation)>,
+    /// What the last plan started from, and for which version that holds.
+    current: Option<(Version, Arc<Assignment>)>,
+    planned: Option<(Arc<Job>, Result<Plan, PlanError>)>,
+    /// What the publish in progress does besides.
+    publishing: Option<(u32, bool)>,
+    /// Whether moves have still to begin that the last plan wants.
+    more: bool,
+    /// Whether a plan of this term has seen the roster as it is.
+    followed: bool,
+    /// Since when each shard has been in motion, as this leader has seen it.
+    moving: BTreeMap<ShardId, (Version, Moment)>,
 }
 
 /// A rebalance that is to come.
@@ -221,6 +273,14 @@ impl Machine {
             due: None,
             failures: 0,
             check_at: now.plus(rules.check),
+            tenancy: Vec::new(),
+            lingering: BTreeSet::new(),
+            current: None,
+            planned: None,
+            publishing: None,
+            more: false,
+            followed: false,
+            moving: BTreeMap::new(),
         };
         let tables = specs.iter().map(|(name, spec)| (name.clone(), table(spec))).collect();
         Self {
@@ -299,13 +359,15 @@ impl Machine {
                 Ok(wake) => wake,
                 Err(step) => return self.go(step),
             };
+            let remembered = self.record.clone();
+            let wake = [wake, self.take_tenancy(&cluster, now), self.take_motions(now)];
+            let wake = wake.into_iter().flatten().min();
             match self.next_write(now) {
                 Some(Ok(step)) => return self.go(step),
                 Some(Err(turn)) => return turn,
                 None => {}
             }
-            let remembered = self.record.clone();
-            if let Some(step) = self.next_rebalance(now) {
+            if let Some(step) = self.next_move(now).or_else(|| self.next_rebalance(now)) {
                 return self.go(step);
             }
             if self.record == remembered {
@@ -373,8 +435,11 @@ impl Machine {
         let tables = &self.tables;
         let owns = |node: &NodeId| {
             tables.values().filter_map(|table| table.map.as_ref()).any(|map| {
-                let slot = map.slot_of(node);
-                slot.is_some_and(|slot| map.raw_owners().contains(&slot.get()))
+                map.slot_of(node).is_some_and(|slot| {
+                    let mut motions = map.motions().values().flatten();
+                    map.raw_owners().contains(&slot.get())
+                        || motions.any(|motion| Slot::from(motion.other) == slot)
+                })
             })
         };
         let sources = Sources {
@@ -414,6 +479,73 @@ impl Machine {
         Ok(wake)
     }
 
+    /// Finds which runs that the maps name may still host; tells when the first of them has to stop.
+    fn take_tenancy(&mut self, cluster: &ShardMap, now: Moment) -> Option<Moment> {
+        let sources = Sources {
+            rules: &self.rules,
+            view: &self.view,
+            cluster,
+            record: &self.record,
+            owns: &|_| false,
+        };
+        let (mut wake, mut over) = (None, Vec::new());
+        for (name, table) in &mut self.tables {
+            let Some(map) = &table.map else { continue };
+            let mut lingering = BTreeSet::new();
+            table.tenancy.clear();
+            for node in map.nodes() {
+                let tenancy = node.as_ref().map_or(Tenancy::Ended, |node| {
+                    roster::tenancy(&sources, &self.timers, node, now)
+                });
+                if let (Some(node), Tenancy::Lingers(until)) = (node, tenancy) {
+                    lingering.insert((node.id.clone(), node.incarnation));
+                    wake = wake.into_iter().chain(until).min();
+                }
+                table.tenancy.push(tenancy);
+            }
+            let left = std::mem::replace(&mut table.lingering, lingering);
+            if table.due.is_none() && left.iter().any(|run| !table.lingering.contains(run)) {
+                over.push(name.clone());
+            }
+        }
+        for name in over {
+            self.trigger_table(&name, "a run that may have gone on is over", "members", now);
+        }
+        wake
+    }
+
+    /// Notes since when shards are in motion, and which of them are stuck; tells when the next may be.
+    fn take_motions(&mut self, now: Moment) -> Option<Moment> {
+        let timeout = self.rules.handoff_timeout;
+        let mut wake = None;
+        for (name, table) in &mut self.tables {
+            let Some(map) = &table.map else { continue };
+            let old = std::mem::take(&mut table.moving);
+            let mut stuck = BTreeSet::new();
+            for (&shard, motions) in map.motions() {
+                let Some(since) = motions.iter().map(|motion| motion.since).min() else { continue };
+                let seen = old.get(&shard).filter(|(version, _)| *version == since);
+                let at = seen.map_or(now, |(_, at)| *at);
+                table.moving.insert(shard, (since, at));
+                let late = at.plus(timeout);
+                if late > now {
+                    wake = Some(wake.map_or(late, |wake: Moment| wake.min(late)));
+                } else if stuck.len() < STUCK_MAX {
+                    stuck.insert(shard);
+                }
+            }
+            if stuck.is_empty() {
+                self.record.stuck.remove(name);
+            } else if self.record.stuck.get(name) != Some(&stuck) {
+                tracing::warn!(table = %name, shards = stuck.len(), "a handoff is stuck");
+                self.record.stuck.insert(name.clone(), stuck);
+            }
+        }
+        let tables = &self.tables;
+        self.record.stuck.retain(|name, _| tables.contains_key(name));
+        wake
+    }
+
     /// The next version of `_cluster`; none if it says all of this already.
     fn cluster_map(&self, cluster: &ShardMap) -> coord_core::Result<Option<ShardMap>> {
         let mut edit = cluster.edit();
@@ -441,6 +573,7 @@ impl Machine {
         const BURST: u32 = 5;
         let delay = self.rules.delay;
         let Some(table) = self.tables.get_mut(name) else { return };
+        table.followed = false;
         // A retry after a failure may be far away, and what failed may go well now.
         let retries = std::mem::take(&mut table.failures) > 0;
         let due = table.due.take().filter(|due| due.at > now);
@@ -452,32 +585,123 @@ impl Machine {
         table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason, label });
     }
 
-    fn placing<'a>(&'a self, map: &'a ShardMap) -> Placing<'a> {
-        Placing { map, roster: &self.roster, fence: &self.fence }
+    fn placing<'a>(&'a self, table: &'a Table, map: &'a ShardMap) -> Placing<'a> {
+        let name = self.tables.iter().find(|(_, other)| std::ptr::eq(*other, table));
+        let report = |node: &Option<NodeEntry>| {
+            let node = node.as_ref()?;
+            let Presence::Present(record) = self.view.presence(&node.id)? else { return None };
+            let info = &record.info;
+            let report = info.reports.get(name?.0)?;
+            (info.incarnation == node.incarnation && report.uid == map.uid()).then_some(report)
+        };
+        let slots = (0_u16..).zip(map.nodes());
+        let slots = slots.filter_map(|(slot, node)| Some((&node.as_ref()?.id, Slot::new(slot))));
+        let shards = map.header().shards.get();
+        let motions_max = self.rules.motions_max.unwrap_or(shards / MOTIONS_SHARE).max(1);
+        Placing {
+            map,
+            slots: slots.collect(),
+            roster: &self.roster,
+            fence: &self.fence,
+            handoff: table.spec.handoff,
+            tenancy: &table.tenancy,
+            reports: map.nodes().iter().map(report).collect(),
+            motions_max: usize::try_from(motions_max).unwrap_or(usize::MAX),
+        }
     }
 
-    fn plan(&self, name: &TableName, reason: &str) -> Result<Option<Step>, Failed> {
-        let Some((table, map)) = self.tables.get(name).and_then(|t| Some((t, t.map.as_ref()?)))
+    /// Makes the next version of a table, or asks for the plan that it needs.
+    fn plan(&mut self, name: &TableName, reason: &str) -> Result<Option<Step>, Failed> {
+        let made = self.tables.get_mut(name).and_then(|table| table.planned.take());
+        let Some((table, map)) = self.tables.get(name).and_then(|t| Some((t, t.map.clone()?)))
         else {
             return Ok(None);
         };
-        let wishes = Wishes {
-            strategy: &*table.spec.strategy,
-            pins: self.record.pins.get(name),
-            paused: self.record.paused,
-            reason,
+        let placing = self.placing(table, &map);
+        let kept = table.current.as_ref().filter(|(version, _)| *version == map.version());
+        let current = match kept {
+            Some((_, current)) => Arc::clone(current),
+            None => Arc::new(placing.assignment()?),
         };
-        let next = self.placing(map).rebalance(&wishes)?;
-        Ok(next.map(|next| Step::Publish(name.clone(), map.version(), next)))
+        let question = placing.question(&current, self.record.pins.get(name), self.record.paused);
+        let (next, more) = match question {
+            None => placing.rebalance(None, reason)?,
+            Some(question) => {
+                let strategy = Arc::clone(&table.spec.strategy);
+                let job = Arc::new(Job { strategy, current: Arc::clone(&current), question });
+                match made.as_ref().filter(|(planned, _)| *planned == job) {
+                    Some((_, Ok(plan))) => {
+                        if !plan.unsatisfied().is_empty() {
+                            let unsatisfied = plan.unsatisfied();
+                            tracing::debug!(table = %name, ?unsatisfied, "wishes stay open");
+                        }
+                        placing.rebalance(Some(plan), reason)?
+                    }
+                    Some((_, Err(error))) => return Err(Failed::Plan(error.clone())),
+                    None => return Ok(Some(Step::Plan(name.clone(), job))),
+                }
+            }
+        };
+        let Some(table) = self.tables.get_mut(name) else { return Ok(None) };
+        // Where shards are in motion, what they start from changes with the roster too.
+        table.current = map.motions().is_empty().then(|| (map.version(), current));
+        table.planned = made.filter(|_| next.is_some());
+        if next.is_none() {
+            (table.more, table.followed) = (more, true);
+        }
+        Ok(Self::publish(table, name, &map, next))
+    }
+
+    fn publish(
+        table: &mut Table,
+        name: &TableName,
+        map: &ShardMap,
+        next: Option<Next>,
+    ) -> Option<Step> {
+        let Next { map: next, begun, more } = next?;
+        table.publishing = Some((begun, more));
+        Some(Step::Publish(name.clone(), map.version(), next))
+    }
+
+    /// The next step of the moves under way, as far as the reports allow it.
+    fn next_move(&mut self, now: Moment) -> Option<Step> {
+        let names: Vec<_> = self.tables.keys().cloned().collect();
+        for name in names {
+            let Some((table, map)) = self.tables.get(&name).and_then(|t| Some((t, t.map.clone()?)))
+            else {
+                continue;
+            };
+            let moves = map.motions().len();
+            let placing = self.placing(table, &map);
+            let (max, done) = (placing.motions_max, table.followed && !table.more);
+            let next = if moves == 0 { Ok(None) } else { placing.advance(done) };
+            let Some(table) = self.tables.get_mut(&name) else { continue };
+            match next {
+                Ok(Some(mut next)) => {
+                    next.more = table.more;
+                    return Self::publish(table, &name, &map, Some(next));
+                }
+                Ok(None) => {}
+                Err(failed) => {
+                    tracing::debug!(table = %name, %failed, "the moves wait for the next plan");
+                }
+            }
+            let open = TableNote::read(map.annex()).rebalance.is_some_and(|run| !run.done);
+            let ready = (table.more && moves * 2 <= max) || (open && moves == 0);
+            if table.due.is_none() && ready {
+                let reason = "its moves go on".to_owned();
+                table.due = Some(Due { at: now, cap: now, reason, label: "moves" });
+            }
+        }
+        None
     }
 
     /// The first rebalance that is due and changes anything.
     fn next_rebalance(&mut self, now: Moment) -> Option<Step> {
-        let active = self.roster.active();
         let names: Vec<_> = self.tables.keys().cloned().collect();
         for name in names {
             let Some((reason, map)) = self.due(&name, now) else { continue };
-            if map.version() == Version::ZERO && active < self.rules.min_members {
+            if self.waits_for_members(&name, &map) {
                 // The next node that joins triggers it again.
                 self.settled(&name, now);
                 continue;
@@ -489,6 +713,17 @@ impl Machine {
             }
         }
         None
+    }
+
+    /// Whether too few are there to begin with, so that the first one up does not get everything; also
+    /// after all have been away.
+    fn waits_for_members(&self, name: &TableName, map: &ShardMap) -> bool {
+        let active = self.roster.active();
+        let Some(table) = self.tables.get(name) else { return false };
+        let hosted = |(count, tenancy): (u32, &Tenancy)| count > 0 && *tenancy != Tenancy::Ended;
+        active > 0
+            && active < self.rules.min_members
+            && !map.counts().into_iter().zip(&table.tenancy).any(hosted)
     }
 
     fn due(&self, name: &TableName, now: Moment) -> Option<(String, Arc<ShardMap>)> {
@@ -512,12 +747,15 @@ impl Machine {
     fn put_off(&mut self, name: &TableName, failed: &Failed, reason: &str, now: Moment) {
         let check = self.rules.check;
         let why = failed.to_string();
-        let hosts = self.roster.hosts();
         let Some(table) = self.tables.get_mut(name) else { return };
         // A shard of a node that failed is as much without a host as one that never had an owner.
         let homeless = table.map.as_ref().is_some_and(|map| {
-            let hosted = |owner: &NodeEntry| hosts.contains_key(&owner.id);
-            !map.header().shards.shards().all(|shard| map.owner(shard).is_some_and(hosted))
+            let hosted = |slot: Slot| {
+                let tenancy = slot.index().and_then(|index| table.tenancy.get(index));
+                tenancy.is_some_and(|tenancy| *tenancy != Tenancy::Ended)
+            };
+            let primary = |shard| map.owner_slots(shard).next();
+            !map.header().shards.shards().all(|shard| primary(shard).is_some_and(hosted))
         });
         let pause = if homeless { doubled(table.failures).min(check) } else { check };
         table.failures = table.failures.saturating_add(1);
@@ -562,7 +800,12 @@ impl Machine {
 
     fn begin(&mut self, ticket: Ticket, command: Command, tries: u8) {
         let table = |name: &TableName| self.tables.get(name)?.map.clone();
+        let lingers = |run: &NodeEntry| {
+            let key = (run.id.clone(), run.incarnation);
+            self.tables.values().any(|table| table.lingering.contains(&key))
+        };
         let bench = judge::Bench {
+            lingers: &lingers,
             me: &self.me,
             roster: &self.roster,
             record: &self.record,
@@ -625,13 +868,19 @@ impl Machine {
         }
     }
 
-    fn front_owners(&self, name: &TableName, owners: &BTreeMap<ShardId, Vec<NodeId>>) -> Front {
-        let Some(map) = self.tables.get(name).and_then(|table| table.map.as_ref()) else {
+    fn front_owners(&mut self, name: &TableName, owners: &BTreeMap<ShardId, Vec<NodeId>>) -> Front {
+        let Some((table, map)) = self.tables.get(name).and_then(|t| Some((t, t.map.clone()?)))
+        else {
             return Front::Refused(Refusal::TableNotFound { table: name.clone() });
         };
-        match self.placing(map).assign(owners) {
-            Ok(Some(next)) => Front::Step(Step::Publish(name.clone(), map.version(), next)),
-            Ok(None) => Front::Nothing,
+        let more = table.more;
+        match self.placing(table, &map).assign(owners) {
+            Ok(next) => {
+                let table = self.tables.get_mut(name);
+                let next = next.map(|next| Next { more, ..next });
+                let step = table.and_then(|table| Self::publish(table, name, &map, next));
+                step.map_or(Front::Nothing, Front::Step)
+            }
             Err(Failed::Violation(violation)) => {
                 Front::Refused(Refusal::InvariantViolation(violation))
             }
@@ -694,6 +943,13 @@ impl Machine {
                 self.on_alive(&step, incarnation, &revision, now);
             }
             Outcome::Answered => self.answer_tries = 0,
+            Outcome::Planned(planned) => {
+                if let Step::Plan(name, job) = step
+                    && let Some(table) = self.tables.get_mut(&name)
+                {
+                    table.planned = Some((job, planned));
+                }
+            }
         }
         if self.pause_until.is_none() {
             self.failures = 0;
@@ -782,10 +1038,12 @@ impl Machine {
             }
             return;
         };
-        let moved = table.map.as_ref().map_or(0, |old| moved(old, &map));
-        let placed_anew = TableNote::read(map.annex()).rebalance.is_some();
+        let (moved, more) = table.publishing.take().unwrap_or_default();
+        let rebalance = TableNote::read(map.annex()).rebalance;
+        let placed_anew = rebalance.is_some_and(|run| run.since == version);
         let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
         table.map = Some(map);
+        table.more = more;
         tracing::debug!(table = %name, %version, moved, "a map is published");
         if ordered && matches!(self.current_write(), Some(Write::Owners(..))) {
             self.write_done(Some((name, version, moved)));
@@ -798,6 +1056,21 @@ impl Machine {
         }
         if by_command {
             self.write_done(Some((name.clone(), version, moved)));
+        }
+        if let Some(table) = self.tables.get_mut(&name)
+            && let Some((_, Ok(plan))) = table.planned.take()
+        {
+            table.followed = true;
+            // Where all of it came about, the next plan starts from this one.
+            let next = plan.into_next();
+            let same = |map: &Arc<ShardMap>| {
+                let ids = map.nodes().iter().map(|node| node.as_ref().map(|node| &node.id));
+                map.motions().is_empty()
+                    && map.raw_owners() == next.raw_owners()
+                    && ids.eq(next.nodes().iter().map(Option::as_ref))
+            };
+            let came_about = table.map.as_ref().is_some_and(same);
+            table.current = came_about.then(|| (version, Arc::new(next)));
         }
         self.settled(&name, now);
     }
@@ -813,7 +1086,8 @@ impl Machine {
         match failed.filter(|failed| failed.incarnation == incarnation) {
             Some(Failure { runs_on, .. }) => {
                 if let Some(ttl) = runs_on {
-                    self.timers.runs_on.insert(node.clone(), (incarnation, now.plus(ttl.get())));
+                    let run = (node.clone(), incarnation);
+                    self.timers.runs_on.insert(run, now.plus(ttl.get()));
                 }
                 self.evicted.insert(node, incarnation);
             }
@@ -865,15 +1139,6 @@ enum Front {
 /// The header of the reserved table, which has no shards to speak of.
 pub(crate) fn cluster_header() -> TableHeader {
     TableHeader::new(coord_core::ShardCount::ONE)
-}
-
-/// How many shards went from one node to another.
-fn moved(old: &ShardMap, new: &ShardMap) -> u32 {
-    let went = |shard: &ShardId| match (old.owner(*shard), new.owner(*shard)) {
-        (Some(from), Some(to)) => from.id != to.id,
-        _ => false,
-    };
-    u32::try_from(new.header().shards.shards().filter(went).count()).unwrap_or(u32::MAX)
 }
 
 /// 1 s, 2 s, 4 s, ….

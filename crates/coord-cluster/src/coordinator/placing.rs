@@ -1,24 +1,29 @@
 //! From a table's map, the roster and the pins to its next map. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use coord_core::{Fence, MapEdit, NodeId, Result, ShardId, ShardMap, Slot};
-use coord_placement::{Assignment, PlacementStrategy, PlanError, PlanSettings};
+use coord_core::{
+    Fence, MapEdit, Motion, MotionPhase, NodeEntry, NodeId, NodeStatus, Report, Result, ShardId,
+    ShardMap, Slot, Version,
+};
+use coord_placement::{Accepts, Assignment, Candidate, Plan, PlanError, PlanSettings};
 
-use super::roster::Roster;
-use crate::invariants::{Hosting, Hosts, Violation, check};
-use crate::record::TableNote;
+use super::moving::{Moves, Resolved, Trip, moving};
+use super::roster::{Roster, Seat, Tenancy};
+use crate::handoff::Handoff;
+use crate::invariants::{Evidence, Hosting, Hosts, Violation, check};
+use crate::record::{Rebalance, TableNote};
 
 /// Why there is no next map.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Failed {
     /// The strategy found none.
     Plan(PlanError),
     /// The one it found breaks an invariant.
     Violation(Violation),
     /// It could not be built.
-    Build(coord_core::Error),
+    Build(String),
 }
 
 impl std::fmt::Display for Failed {
@@ -26,164 +31,544 @@ impl std::fmt::Display for Failed {
         match self {
             Self::Plan(error) => error.fmt(f),
             Self::Violation(violation) => violation.fmt(f),
-            Self::Build(error) => error.fmt(f),
+            Self::Build(error) => f.write_str(error),
         }
     }
 }
 
 impl From<coord_core::Error> for Failed {
     fn from(error: coord_core::Error) -> Self {
-        Self::Build(error)
+        Self::Build(error.to_string())
     }
+}
+
+/// The next version of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct Next {
+    pub(crate) map: Arc<ShardMap>,
+    /// How many shards change their primary by it, now or when their move that began is done.
+    pub(crate) begun: u32,
+    /// Whether moves have still to begin.
+    pub(crate) more: bool,
+}
+
+/// What a strategy is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Question {
+    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) settings: PlanSettings,
 }
 
 /// What the next map is made from.
 pub(crate) struct Placing<'a> {
     pub(crate) map: &'a ShardMap,
+    /// The slots of the map, by name.
+    pub(crate) slots: HashMap<&'a NodeId, Slot>,
     pub(crate) roster: &'a Roster,
     pub(crate) fence: &'a Fence,
+    pub(crate) handoff: Handoff,
+    /// Of each slot of the map.
+    pub(crate) tenancy: &'a [Tenancy],
+    /// What the very run in each slot reports of this life of the table.
+    pub(crate) reports: Vec<Option<&'a Report>>,
+    /// How many shards may be in motion.
+    pub(crate) motions_max: usize,
 }
 
-/// What a rebalance has to respect besides balance.
-pub(crate) struct Wishes<'a> {
-    pub(crate) strategy: &'a dyn PlacementStrategy,
-    pub(crate) pins: Option<&'a BTreeMap<ShardId, NodeId>>,
-    pub(crate) paused: bool,
-    pub(crate) reason: &'a str,
+/// Who takes shards.
+struct Taking {
+    /// Whether each slot does.
+    slots: Vec<bool>,
+    /// Whether anybody does.
+    active: bool,
+}
+
+impl Taking {
+    fn takes(&self, slot: Slot) -> bool {
+        slot.index().is_some_and(|index| self.slots.get(index).copied().unwrap_or(false))
+    }
+}
+
+/// The nodes of the next version.
+struct Ground {
+    edit: MapEdit,
+    hosts: Hosts,
+    taking: Taking,
+    /// Whether each slot has to be left although nobody takes its shards.
+    leaves: Vec<bool>,
+}
+
+impl Ground {
+    fn hosts(&self, node: &NodeEntry) -> bool {
+        self.hosts.contains_key(&(node.id.clone(), node.incarnation))
+    }
 }
 
 impl Placing<'_> {
-    /// Places all shards anew; none if they are where they should be.
-    pub(crate) fn rebalance(&self, wishes: &Wishes<'_>) -> Result<Option<Arc<ShardMap>>, Failed> {
-        let hosts = self.roster.hosts();
-        let mut edit = self.map.edit();
-        self.list_hosts(&mut edit, &hosts)?;
-        if self.roster.active() == 0 {
-            orphan_homeless(&mut edit, &hosts)?;
-        } else {
-            let current = Assignment::from_map(self.map).map_err(Failed::Plan)?;
-            let settings = self.plan_settings(wishes, &hosts);
-            let plan = wishes
-                .strategy
-                .plan(&current, &self.roster.candidates(), &settings)
-                .map_err(Failed::Plan)?;
-            if !plan.unsatisfied().is_empty() {
-                tracing::debug!(unsatisfied = ?plan.unsatisfied(), "the plan leaves wishes open");
-            }
-            plan.next().write_to(&mut edit)?;
-            self.leave_where_they_run(&mut edit, &hosts)?;
+    /// The owners that a plan starts from: shards in motion are where they go, if they still can.
+    pub(crate) fn assignment(&self) -> Result<Assignment, Failed> {
+        let taking = self.taking(self.map);
+        let header = self.map.header();
+        let nodes =
+            self.map.nodes().iter().map(|node| Some(node.as_ref()?.id.clone())).collect::<Vec<_>>();
+        let mut owners = self.map.raw_owners().to_vec();
+        for (&shard, motions) in self.map.motions() {
+            let row = self.effective(&taking, shard, motions);
+            write_row(&mut owners, shard, &row);
         }
-        unlist(&mut edit, &hosts);
-        self.finish(edit, &hosts, Some(wishes.reason))
+        Assignment::new(header.shards, header.replicas, nodes, owners).map_err(Failed::Plan)
+    }
+
+    /// What the strategy is asked; none where nobody takes anything.
+    pub(crate) fn question(
+        &self,
+        current: &Assignment,
+        pins: Option<&BTreeMap<ShardId, NodeId>>,
+        paused: bool,
+    ) -> Option<Question> {
+        if self.roster.active() == 0 {
+            return None;
+        }
+        let counts = current.counts();
+        let candidate = |seat: &Seat| {
+            let hosting = self.roster.hosting(seat)?;
+            let mut candidate = Candidate::new(seat.entry.id.clone())
+                .with_capacity(seat.capacity)
+                .with_zone(seat.entry.zone.clone());
+            if seat.frozen || (hosting == Hosting::Takes && self.is_held(seat)) {
+                let count = counts.get(&seat.entry.id).copied().unwrap_or_default();
+                candidate = candidate.with_max_shards(u32::try_from(count).ok());
+            } else if hosting == Hosting::Keeps {
+                candidate = candidate.with_accepts(Accepts::KeepOnly);
+            }
+            Some(candidate)
+        };
+        let candidates = self.roster.0.values().filter_map(candidate).collect();
+        let mut settings = PlanSettings::default()
+            .with_version(self.map.version())
+            .with_max_moves(paused.then_some(0));
+        for (shard, node) in pins.into_iter().flatten() {
+            let takes = self.roster.seat(node).is_some_and(|seat| {
+                self.roster.hosting(seat) == Some(Hosting::Takes) && !self.is_held(seat)
+            });
+            if takes {
+                settings = settings.with_pin(*shard, vec![node.clone()]);
+            }
+        }
+        Some(Question { candidates, settings })
+    }
+
+    /// Follows a plan, as far as moves may begin and can be completed; none if nothing changes. Tells
+    /// besides whether moves have still to begin. Without a plan nobody takes anything, and what its host has lost is nobody's.
+    pub(crate) fn rebalance(
+        &self,
+        plan: Option<&Plan>,
+        reason: &str,
+    ) -> Result<(Option<Next>, bool), Failed> {
+        let mut ground = self.ground()?;
+        let target = match plan {
+            Some(plan) => {
+                plan.next().write_to(&mut ground.edit)?;
+                self.reachable(&ground, ground.edit.map().raw_owners().to_vec())
+            }
+            None => self.homes(&ground),
+        };
+        // What nobody takes only has to stop.
+        let motions_max = if plan.is_some() { self.motions_max } else { usize::MAX };
+        self.go(ground, &target, motions_max, Some(reason))
+    }
+
+    /// Goes on with the moves that are under way; none if none of them can. Whether a plan has seen how
+    /// things stand decides whether the rebalance is done after the last one.
+    pub(crate) fn advance(&self, planned: bool) -> Result<Option<Next>, Failed> {
+        let moves = self.moves();
+        let taking = self.taking(self.map);
+        let mut target = BTreeMap::new();
+        for (&shard, motions) in self.map.motions() {
+            let row: Vec<Slot> = self.map.owner_slots(shard).collect();
+            let goal = self.effective(&taking, shard, motions);
+            let off_course = |motion: &Motion| {
+                let place = usize::from(motion.replica);
+                motion.phase == MotionPhase::MovingTo && goal.get(place) == row.get(place)
+            };
+            if motions.iter().any(off_course) {
+                // The next plan finds another way.
+                continue;
+            }
+            let trip = Trip { shard, row: &row, motions, target: &goal, begin: false };
+            let next = moves.resolve(&trip);
+            if next.row != row || next.motions != *motions {
+                target.insert(shard, next);
+            }
+        }
+        if target.is_empty() {
+            return Ok(None);
+        }
+        let ground = self.ground()?;
+        let mut changes = Changes { owners: self.map.raw_owners().to_vec(), ..Changes::default() };
+        let none = Vec::new();
+        for (shard, next) in target {
+            let row: Vec<Slot> = self.map.owner_slots(shard).collect();
+            changes.take(shard, &row, self.map.motions().get(&shard).unwrap_or(&none), next);
+        }
+        self.write(ground, changes, Open { more: false, planned, reason: None })
     }
 
     /// Gives the named shards these owners; none if they have them already.
     pub(crate) fn assign(
         &self,
         owners: &BTreeMap<ShardId, Vec<NodeId>>,
-    ) -> Result<Option<Arc<ShardMap>>, Failed> {
-        let hosts = self.roster.hosts();
-        let mut edit = self.map.edit();
-        self.list_hosts(&mut edit, &hosts)?;
+    ) -> Result<Option<Next>, Failed> {
+        let ground = self.ground()?;
+        let mut target = self.map.raw_owners().to_vec();
+        for (&shard, motions) in self.map.motions() {
+            let row = self.effective(&ground.taking, shard, motions);
+            write_row(&mut target, shard, &row);
+        }
         for (&shard, nodes) in owners {
-            for replica in 0..self.map.header().replicas.get() {
-                let node = nodes.get(usize::from(replica));
-                let slot = node.and_then(|node| edit.map().slot_of(node)).unwrap_or(Slot::NOBODY);
-                edit.set_owner(shard, replica, slot)?;
+            let replicas = usize::from(self.map.header().replicas.get());
+            let slot = |node: &NodeId| ground.edit.map().slot_of(node).unwrap_or(Slot::NOBODY);
+            let row: Vec<Slot> =
+                (0..replicas).map(|r| nodes.get(r).map_or(Slot::NOBODY, slot)).collect();
+            write_row(&mut target, shard, &row);
+        }
+        self.check_goal(&ground, &target, owners)?;
+        let named = owners.len() + self.map.motions().len();
+        Ok(self.go(ground, &target, named.max(self.motions_max), None)?.0)
+    }
+
+    /// What a command asks for has to be right before its first move begins.
+    fn check_goal(
+        &self,
+        ground: &Ground,
+        target: &[u16],
+        named: &BTreeMap<ShardId, Vec<NodeId>>,
+    ) -> Result<(), Failed> {
+        let mut edit = ground.edit.clone();
+        edit.set_raw_owners(target.to_vec())?;
+        for shard in self.map.motions().keys() {
+            edit.set_motions(*shard, Vec::new())?;
+        }
+        edit.set_annex(TableNote::new(self.handoff, None).write()?)?;
+        let Some(goal) = edit.finish(self.fence.clone()) else { return Ok(()) };
+        let never = |_: &NodeEntry, _: ShardId, _: Version| false;
+        let evidence = Evidence::new(Handoff::Eager, &never, &never);
+        match check(self.map, &goal, &ground.hosts, self.fence, &evidence) {
+            // What is wrong elsewhere is not this command's fault, and is found when it is published.
+            Err(violation) if violation.shard.is_none_or(|shard| named.contains_key(&shard)) => {
+                Err(Failed::Violation(violation))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a former run of this node may still host shards of the table, in whose name they stay.
+    pub(crate) fn is_held(&self, seat: &Seat) -> bool {
+        let Some(&slot) = self.slots.get(&seat.entry.id) else { return false };
+        let other = self.map.node(slot).is_some_and(|e| e.incarnation != seat.entry.incarnation);
+        let may_run = slot.index().and_then(|index| self.tenancy.get(index));
+        other
+            && self.handoff != Handoff::Eager
+            && may_run.is_some_and(|tenancy| *tenancy != Tenancy::Ended)
+            && self.is_named(slot)
+    }
+
+    fn is_named(&self, slot: Slot) -> bool {
+        let mut motions = self.map.motions().values().flatten();
+        self.map.raw_owners().contains(&slot.get())
+            || motions.any(|motion| Slot::from(motion.other) == slot)
+    }
+
+    fn moves(&self) -> Moves<'_> {
+        Moves {
+            handoff: self.handoff,
+            tenancy: self.tenancy,
+            reports: self.reports.clone(),
+            next: self.map.version().next(),
+        }
+    }
+
+    /// Lists every host with its present run and status, unless a former run may still host.
+    fn ground(&self) -> Result<Ground, Failed> {
+        let mut edit = self.map.edit();
+        let mut hosts = Hosts::new();
+        for (entry, tenancy) in self.map.nodes().iter().zip(self.tenancy) {
+            if let Some(entry) = entry.as_ref().filter(|_| *tenancy != Tenancy::Ended) {
+                hosts.insert((entry.id.clone(), entry.incarnation), Hosting::Keeps);
             }
         }
-        self.finish(edit, &hosts, None)
-    }
-
-    /// Lists every host with its present run and status.
-    fn list_hosts(&self, edit: &mut MapEdit, hosts: &Hosts) -> Result<(), Failed> {
-        for seat in self.roster.0.values().filter(|seat| hosts.contains_key(&seat.entry.id)) {
-            edit.put_node(seat.entry.clone())?;
+        for seat in self.roster.0.values() {
+            let Some(hosting) = self.roster.hosting(seat) else { continue };
+            if !self.is_held(seat) {
+                edit.put_node(seat.entry.clone())?;
+                hosts.insert((seat.entry.id.clone(), seat.entry.incarnation), hosting);
+            }
         }
-        Ok(())
-    }
-
-    /// A node that was declared failed may still run: its shards stay with it until its time is up,
-    /// whatever the plan made of them. Owners beside it that are gone are replaced as planned.
-    fn leave_where_they_run(&self, edit: &mut MapEdit, hosts: &Hosts) -> Result<(), Failed> {
-        let runs_on = |slot: Slot| {
-            let seat = self.map.node(slot).and_then(|node| self.roster.seat(&node.id));
-            seat.is_some_and(|seat| seat.runs_on)
+        let taking = self.taking(edit.map());
+        let leaves = |entry: &Option<NodeEntry>| {
+            let seat = entry.as_ref().and_then(|entry| {
+                let seat = self.roster.seat(&entry.id)?;
+                (seat.entry.incarnation == entry.incarnation).then_some(seat)
+            });
+            seat.is_some_and(|seat| {
+                seat.entry.status == NodeStatus::Draining && self.roster.hosting(seat).is_none()
+            })
         };
-        if !self.roster.0.values().any(|seat| seat.runs_on) {
-            return Ok(());
-        }
-        for shard in self.map.header().shards.shards() {
-            let mut row: Vec<Slot> = self.map.owner_slots(shard).collect();
-            if !row.iter().any(|slot| runs_on(*slot)) {
+        let leaves = edit.map().nodes().iter().map(leaves).collect();
+        Ok(Ground { edit, hosts, taking, leaves })
+    }
+
+    /// Which slots of the current map, or of the next one, take shards.
+    fn taking(&self, map: &ShardMap) -> Taking {
+        let takes =
+            |seat: &Seat| self.roster.hosting(seat) == Some(Hosting::Takes) && !self.is_held(seat);
+        let slot = |entry: &Option<NodeEntry>| {
+            let seat = entry.as_ref().and_then(|entry| self.roster.seat(&entry.id));
+            seat.is_some_and(takes)
+        };
+        let slots = map.nodes().iter().map(slot).collect();
+        Taking { slots, active: self.roster.0.values().any(takes) }
+    }
+
+    /// Where a shard goes that is in motion; where it is if it can't go there any more.
+    fn effective(&self, taking: &Taking, shard: ShardId, motions: &[Motion]) -> Vec<Slot> {
+        let row: Vec<Slot> = self.map.owner_slots(shard).collect();
+        let goal: Vec<Slot> = row
+            .iter()
+            .zip(0_u8..)
+            .map(|(&owner, replica)| match moving(motions, replica) {
+                Some(motion) => match Slot::from(motion.other) {
+                    to if to == owner && !taking.active => Slot::NOBODY,
+                    to if to != owner && taking.takes(to) => to,
+                    _ => owner,
+                },
+                None => owner,
+            })
+            .collect();
+        let twice =
+            |(place, slot): (usize, &Slot)| *slot != Slot::NOBODY && goal[..place].contains(slot);
+        if goal.iter().enumerate().any(twice) { row } else { goal }
+    }
+
+    /// Leaves each place where it is that can't become what is planned.
+    fn reachable(&self, ground: &Ground, mut target: Vec<u16>) -> Vec<u16> {
+        let replicas = usize::from(self.map.header().replicas.get());
+        let current = self.map.raw_owners();
+        for (row, goal) in current.chunks_exact(replicas).zip(target.chunks_exact_mut(replicas)) {
+            if row == goal {
                 continue;
             }
-            let planned: Vec<Slot> = edit.map().owner_slots(shard).collect();
-            for place in 0..row.len() {
-                let node = self.map.node(row[place]);
-                if node.is_some_and(|node| hosts.contains_key(&node.id)) {
-                    continue;
+            let bad = (0..replicas).any(|place| {
+                let to = Slot::new(goal[place]);
+                to != Slot::NOBODY && !ground.taking.takes(to) && !row.contains(&goal[place])
+            });
+            if bad {
+                goal.copy_from_slice(row);
+                continue;
+            }
+            for place in 0..replicas {
+                // A place is not given up for nobody while its owner may go on.
+                if goal[place] == Slot::NOBODY.get()
+                    && self.map.node(Slot::new(row[place])).is_some_and(|node| ground.hosts(node))
+                    && !goal.contains(&row[place])
+                {
+                    goal[place] = row[place];
                 }
-                let heir = planned.iter().find(|slot| !row.contains(slot));
-                row[place] = heir.copied().unwrap_or(Slot::NOBODY);
-            }
-            for (replica, slot) in (0..).zip(row) {
-                edit.set_owner(shard, replica, slot)?;
             }
         }
-        Ok(())
+        target
     }
 
-    fn plan_settings(&self, wishes: &Wishes<'_>, hosts: &Hosts) -> PlanSettings {
-        let mut settings = PlanSettings::default()
-            .with_version(self.map.version())
-            .with_max_moves(wishes.paused.then_some(0));
-        for (shard, node) in wishes.pins.into_iter().flatten() {
-            if matches!(hosts.get(node), Some((_, Hosting::Takes))) {
-                settings = settings.with_pin(*shard, vec![node.clone()]);
+    /// With nobody to take them, shards of those who host nothing are nobody's, and so are those of the
+    /// last one that leaves, once it has stopped them.
+    fn homes(&self, ground: &Ground) -> Vec<u16> {
+        let keeps: Vec<bool> = ground
+            .edit
+            .map()
+            .nodes()
+            .iter()
+            .zip(&ground.leaves)
+            .map(|(node, leaves)| !leaves && node.as_ref().is_some_and(|node| ground.hosts(node)))
+            .collect();
+        let keep = |slot: u16| keeps.get(usize::from(slot)).copied().unwrap_or(false);
+        let owners = self.map.raw_owners().iter();
+        owners.map(|&slot| if keep(slot) { slot } else { Slot::NOBODY.get() }).collect()
+    }
+
+    /// Brings every shard as near to its target as it can get now.
+    fn go(
+        &self,
+        ground: Ground,
+        target: &[u16],
+        motions_max: usize,
+        reason: Option<&str>,
+    ) -> Result<(Option<Next>, bool), Failed> {
+        let replicas = usize::from(self.map.header().replicas.get());
+        let moves = self.moves();
+        let slots = |row: &[u16]| row.iter().map(|&slot| Slot::new(slot)).collect::<Vec<_>>();
+        let none: Vec<Motion> = Vec::new();
+        let mut changes = Changes { owners: self.map.raw_owners().to_vec(), ..Changes::default() };
+        let mut later = Vec::new();
+        let mut in_motion = 0;
+        let rows = self.map.raw_owners().chunks_exact(replicas).zip(target.chunks_exact(replicas));
+        for (shard, (row, goal)) in (0..).map(ShardId::new).zip(rows) {
+            let motions = self.map.motions().get(&shard);
+            if row == goal && motions.is_none() {
+                continue;
+            }
+            let (row, goal) = (slots(row), slots(goal));
+            let begin = motions.is_some();
+            let motions = motions.unwrap_or(&none);
+            let next = moves.resolve(&Trip { shard, row: &row, motions, target: &goal, begin });
+            in_motion += usize::from(!next.motions.is_empty());
+            if next.deferred {
+                later.push((!self.is_evacuated(&ground, &row), shard, row, goal));
+            } else {
+                changes.take(shard, &row, motions, next);
             }
         }
-        settings
+        // Those that have to go somewhere else come before those that only stand better there.
+        later.sort_by_key(|(optional, shard, ..)| (*optional, *shard));
+        let room = motions_max.saturating_sub(in_motion);
+        let more = later.len() > room;
+        for (at, (_, shard, row, goal)) in later.into_iter().enumerate() {
+            let trip = Trip { shard, row: &row, motions: &none, target: &goal, begin: at < room };
+            let next = moves.resolve(&trip);
+            changes.take(shard, &row, &none, next);
+        }
+        Ok((self.write(ground, changes, Open { more, planned: true, reason })?, more))
     }
 
-    /// The next version, checked; none if owners and nodes are as they were.
+    fn write(
+        &self,
+        mut ground: Ground,
+        mut changes: Changes,
+        open: Open<'_>,
+    ) -> Result<Option<Next>, Failed> {
+        ground.edit.set_raw_owners(std::mem::take(&mut changes.owners))?;
+        for (shard, motions) in std::mem::take(&mut changes.motions) {
+            ground.edit.set_motions(shard, motions)?;
+        }
+        unlist(&mut ground.edit, &ground.hosts);
+        self.finish(ground, &changes, &open)
+    }
+
+    /// Whether a shard has an owner that is to keep nothing.
+    fn is_evacuated(&self, ground: &Ground, row: &[Slot]) -> bool {
+        row.iter().any(|slot| *slot != Slot::NOBODY && !ground.taking.takes(*slot))
+    }
+
+    /// The next version, checked; none if it says what the current one says.
     fn finish(
         &self,
-        mut edit: MapEdit,
-        hosts: &Hosts,
-        reason: Option<&str>,
-    ) -> Result<Option<Arc<ShardMap>>, Failed> {
-        let same_owners = edit.map().raw_owners() == self.map.raw_owners();
-        if same_owners && edit.map().nodes() == self.map.nodes() {
-            return Ok(None);
+        ground: Ground,
+        changes: &Changes,
+        open: &Open<'_>,
+    ) -> Result<Option<Next>, Failed> {
+        let Ground { mut edit, hosts, .. } = ground;
+        let before = TableNote::read(self.map.annex());
+        let rebalance = self.progress(&edit, before.rebalance.clone(), changes, open);
+        let note = TableNote::new(self.handoff, rebalance);
+        let plain = self.map.version() == Version::ZERO && note.rebalance.is_none();
+        if note != before && !plain {
+            edit.set_annex(note.write()?)?;
         }
-        let reason = reason.filter(|_| !same_owners).map(str::to_owned);
-        edit.set_annex(TableNote::new(reason).write()?)?;
         let Some(next) = edit.finish(self.fence.clone()) else { return Ok(None) };
-        check(self.map, &next, hosts, self.fence).map_err(Failed::Violation)?;
-        Ok(Some(Arc::new(next)))
+        let moves = self.moves();
+        let slot = |node: &NodeEntry| {
+            let slot = self.map.slot_of(&node.id)?;
+            self.map.node(slot).filter(|entry| entry.incarnation == node.incarnation)?;
+            Some(slot)
+        };
+        let stopped = |node: &NodeEntry, shard: ShardId, since: Version| {
+            slot(node).is_some_and(|slot| moves.stopped(slot, shard, since))
+        };
+        let started = |node: &NodeEntry, shard: ShardId, since: Version| {
+            slot(node).is_some_and(|slot| moves.started(slot, shard, since))
+        };
+        let evidence = Evidence::new(self.handoff, &stopped, &started);
+        check(self.map, &next, &hosts, self.fence, &evidence).map_err(Failed::Violation)?;
+        Ok(Some(Next { map: Arc::new(next), begun: changes.begun, more: open.more }))
+    }
+
+    /// How far the rebalance is that the next version belongs to.
+    fn progress(
+        &self,
+        edit: &MapEdit,
+        before: Option<Rebalance>,
+        changes: &Changes,
+        open: &Open<'_>,
+    ) -> Option<Rebalance> {
+        let next = edit.map();
+        let done = next.motions().is_empty() && open.planned && !open.more;
+        let changed =
+            next.raw_owners() != self.map.raw_owners() || next.motions() != self.map.motions();
+        match (before, open.reason) {
+            (Some(old), _) if !old.done => {
+                Some(Rebalance { moved: old.moved + changes.moved, done, ..old })
+            }
+            (_, Some(reason)) if changed => Some(Rebalance {
+                reason: reason.to_owned(),
+                since: self.map.version().next(),
+                moved: changes.moved,
+                done,
+            }),
+            (before, _) => before,
+        }
     }
 }
 
-/// With nobody to take them, shards of those who host nothing are nobody's.
-fn orphan_homeless(edit: &mut MapEdit, hosts: &Hosts) -> Result<(), Failed> {
-    let owners: Vec<u16> = edit
-        .map()
-        .raw_owners()
-        .iter()
-        .map(|&slot| match edit.map().node(Slot::new(slot)) {
-            Some(node) if hosts.contains_key(&node.id) => slot,
-            _ => Slot::NOBODY.get(),
-        })
-        .collect();
-    Ok(edit.set_raw_owners(owners)?)
+/// What is left to be done after a version, as far as is known.
+struct Open<'a> {
+    /// Moves have still to begin.
+    more: bool,
+    /// A plan has seen how things stand.
+    planned: bool,
+    /// Why shards are placed anew, where a plan places them.
+    reason: Option<&'a str>,
+}
+
+/// What becomes of the shards that change.
+#[derive(Debug, Default)]
+struct Changes {
+    owners: Vec<u16>,
+    motions: Vec<(ShardId, Vec<Motion>)>,
+    /// Primaries that went from one node to another.
+    moved: u32,
+    /// Those, and the ones whose move began.
+    begun: u32,
+}
+
+impl Changes {
+    fn take(&mut self, shard: ShardId, row: &[Slot], motions: &[Motion], next: Resolved) {
+        if let (Some(&old), Some(&new)) = (row.first(), next.row.first()) {
+            let went = old != new && old != Slot::NOBODY && new != Slot::NOBODY;
+            let begins = moving(&next.motions, 0).is_some();
+            let began = moving(motions, 0).is_some();
+            self.moved += u32::from(went);
+            self.begun += u32::from((went || begins) && !began);
+        }
+        write_row(&mut self.owners, shard, &next.row);
+        if next.motions != motions {
+            self.motions.push((shard, next.motions));
+        }
+    }
+}
+
+fn write_row(owners: &mut [u16], shard: ShardId, row: &[Slot]) {
+    let from = shard.index() * row.len();
+    for (place, slot) in owners[from..].iter_mut().zip(row) {
+        *place = slot.get();
+    }
 }
 
 /// Drops nodes that host nothing and own nothing.
 fn unlist(edit: &mut MapEdit, hosts: &Hosts) {
     let listed = edit.map().nodes().iter().flatten();
-    let gone: Vec<NodeId> =
-        listed.filter(|node| !hosts.contains_key(&node.id)).map(|node| node.id.clone()).collect();
+    let gone: Vec<NodeId> = listed
+        .filter(|node| !hosts.contains_key(&(node.id.clone(), node.incarnation)))
+        .map(|node| node.id.clone())
+        .collect();
     for node in gone {
         // Refused while a shard names it, which the invariant check then reports.
         let _ = edit.remove_node(&node);

@@ -7,12 +7,14 @@ use coord_core::{
     Capacity, Declared, Incarnation, Moment, NodeEntry, NodeId, NodeRecord, NodeStatus, Revision,
     ShardMap,
 };
-use coord_placement::{Accepts, Candidate};
 
 use super::machine::Rules;
-use crate::invariants::{Hosting, Hosts};
-use crate::membership::{Absence, Presence, View};
+use crate::invariants::Hosting;
+use crate::membership::{Absence, MayRun, Presence, View};
 use crate::record::{ClusterRecord, Failure, NodeNote};
+
+/// From this many members on, the mass failure brake applies.
+const BRAKE_MEMBERS_MIN: usize = 5;
 
 /// One node, as the leader holds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +25,8 @@ pub(crate) struct Seat {
     pub(crate) leaving: bool,
     /// It was declared failed and may run on for a while.
     pub(crate) runs_on: bool,
+    /// It is absent and not given up: it keeps what it has, takes nothing new, and nothing is moved away.
+    pub(crate) frozen: bool,
 }
 
 /// All nodes, as the leader holds them.
@@ -51,10 +55,35 @@ impl Suspect {
 /// What the leader's own clock has measured of nodes; a new leader begins anew.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timers {
-    /// Until when a node that was declared failed may run on.
-    pub(crate) runs_on: BTreeMap<NodeId, (Incarnation, Moment)>,
-    /// Since when a node has been failed.
-    failed_since: BTreeMap<NodeId, (Incarnation, Moment)>,
+    /// Until when runs that were declared failed may run on.
+    pub(crate) runs_on: BTreeMap<(NodeId, Incarnation), Moment>,
+    /// Since when a run has been failed.
+    failed_since: BTreeMap<(NodeId, Incarnation), Moment>,
+    /// Which runs vanished lately, and when.
+    vanished: BTreeMap<(NodeId, Incarnation), Moment>,
+    /// Which nodes failed lately.
+    flaps: BTreeMap<NodeId, Flap>,
+}
+
+/// How a node has failed, again and again.
+#[derive(Clone, Debug)]
+struct Flap {
+    /// How often, each time soon after the last.
+    times: u32,
+    last: (Incarnation, Moment),
+    /// Until when its present run is not taken in.
+    hold: Option<(Incarnation, Moment)>,
+}
+
+/// Whether the run of a node that a map names may still host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tenancy {
+    /// It is there, and reports what it stops.
+    Reports,
+    /// It may still host, and reports nothing: until this moment, where that is known.
+    Lingers(Option<Moment>),
+    /// It hosts nothing any more.
+    Ended,
 }
 
 /// The roster, and what follows from finding it.
@@ -89,7 +118,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
     let known: BTreeMap<&NodeId, &NodeEntry> =
         sources.cluster.nodes().iter().flatten().map(|entry| (&entry.id, entry)).collect();
     for record in sources.view.present() {
-        taken.take_present(record, known.get(&record.info.id).copied());
+        taken.take_present(sources, record, known.get(&record.info.id).copied(), timers, now);
     }
     for (id, entry) in known {
         if !taken.roster.0.contains_key(id) {
@@ -100,19 +129,74 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
     taken
 }
 
+/// Whether a run that a map names may still host, by what is seen and remembered.
+pub(crate) fn tenancy(
+    sources: &Sources<'_>,
+    timers: &Timers,
+    run: &NodeEntry,
+    now: Moment,
+) -> Tenancy {
+    let note = sources.record.nodes.get(&run.id);
+    let failed = note.and_then(|note| note.failed.as_ref());
+    let failed = failed.filter(|failed| failed.incarnation == run.incarnation);
+    let lingers = failed.is_some_and(|failed| failed.runs_on.is_some())
+        || note.is_some_and(|note| note.former.contains_key(&run.incarnation));
+    if lingers {
+        let until = timers.runs_on.get(&(run.id.clone(), run.incarnation));
+        return Tenancy::Lingers(until.copied());
+    }
+    if note.is_some_and(|note| note.suspended == Some(run.incarnation)) {
+        return Tenancy::Lingers(None);
+    }
+    match sources.view.may_run(&run.id, run.incarnation, sources.rules.node_ttl) {
+        // Nothing that it says counts once the verdict is spoken.
+        MayRun::Registered if failed.is_some() => Tenancy::Lingers(None),
+        MayRun::Registered => Tenancy::Reports,
+        MayRun::Until(until) if until > now => Tenancy::Lingers(Some(until)),
+        MayRun::Until(_) => {
+            // Where observers judge, the registration is still there until it is evicted.
+            let presence = sources.view.presence(&run.id);
+            let unjudged = sources.rules.judging.evict
+                && failed.is_none()
+                && matches!(presence, Some(Presence::Absent { record, how: Absence::Expired, .. })
+                    if record.info.incarnation == run.incarnation);
+            if unjudged { Tenancy::Lingers(None) } else { Tenancy::Ended }
+        }
+    }
+}
+
 impl Taken {
-    fn take_present(&mut self, seen: &NodeRecord, known: Option<&NodeEntry>) {
+    fn take_present(
+        &mut self,
+        sources: &Sources<'_>,
+        seen: &NodeRecord,
+        known: Option<&NodeEntry>,
+        timers: &mut Timers,
+        now: Moment,
+    ) {
         let info = &seen.info;
         self.record.note(&info.id, |note| {
-            // What was said of an older run says nothing of this one.
-            note.failed.take_if(|failed| failed.incarnation != info.incarnation);
+            // What was said of an older run says nothing of this one; but that one may run on.
+            let failed = note.failed.take_if(|failed| failed.incarnation != info.incarnation);
+            if let Some(Failure { incarnation, runs_on: Some(ttl), .. }) = failed {
+                note.former.insert(incarnation, ttl);
+            }
+            note.former.retain(|run, _| !info.ended.contains(run));
             note.leaving.take_if(|leaving| *leaving != info.incarnation);
+            note.suspended = None;
         });
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
+        let member = known
+            .is_some_and(|known| known.incarnation == info.incarnation && known.status.may_host());
+        let hold = timers.flaps.get_mut(&info.id).filter(|_| !member);
+        let hold = hold.and_then(|flap| flap.hold(info.incarnation, sources.rules, now));
         let status = if note.failed.is_some() {
             self.suspects.push(Suspect::of(seen));
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
+            NodeStatus::Discovered
+        } else if let Some(until) = hold {
+            self.wake_at(until);
             NodeStatus::Discovered
         } else if info.declared == Declared::Draining || note.drain || note.leaving.is_some() {
             NodeStatus::Draining
@@ -121,7 +205,7 @@ impl Taken {
         };
         let entry = NodeEntry::new(info.id.clone(), info.incarnation, info.address.clone(), status)
             .with_zone(info.zone.clone());
-        self.seat(entry, info.capacity, &note);
+        self.seat(entry, info.capacity, &note, false);
     }
 
     fn take_absent(
@@ -148,14 +232,18 @@ impl Taken {
             self.keep_failed(sources, entry, capacity, timers, now);
             return;
         }
-        if how == Absence::Left || note.leaving.is_some() {
-            self.record.nodes.remove(&known.id);
+        // Where observers judge, one that fell silent has to be evicted, also while it was leaving.
+        let leaves = note.leaving.is_some() && !sources.rules.judging.evict;
+        if how == Absence::Left || leaves {
+            self.drop_note(&known.id);
             return;
         }
         let grace = sources.rules.restart_grace;
         let verdict = counts_from.map(|from| from.plus(grace)).filter(|verdict| *verdict > now);
         if let Some(verdict) = verdict {
             self.wake_at(verdict);
+        } else if note.suspended == Some(known.incarnation) || timers.brake(sources, known, now) {
+            self.record.note(&known.id, |note| note.suspended = Some(known.incarnation));
         } else if sources.rules.judging.evict
             && let Some(Presence::Absent { record, .. }) = presence
         {
@@ -168,7 +256,7 @@ impl Taken {
             self.keep_failed(sources, entry, capacity, timers, now);
             return;
         }
-        self.seat(entry, capacity, &note);
+        self.seat(entry, capacity, &note, true);
     }
 
     /// A failed node stays listed until it is forgotten.
@@ -180,10 +268,11 @@ impl Taken {
         timers: &mut Timers,
         now: Moment,
     ) {
-        let since = since(&mut timers.failed_since, &entry, now);
+        let run = (entry.id.clone(), entry.incarnation);
+        let since = *timers.failed_since.entry(run).or_insert(now);
         let forget_at = since.plus(sources.rules.remove_after);
         if forget_at <= now && !(sources.owns)(&entry.id) {
-            self.record.nodes.remove(&entry.id);
+            self.drop_note(&entry.id);
             return;
         }
         if forget_at > now {
@@ -191,7 +280,7 @@ impl Taken {
         }
         let ttl = self.record.nodes.get(&entry.id).and_then(|n| n.failed.as_ref()?.runs_on);
         if let Some(ttl) = ttl {
-            let until = until(&mut timers.runs_on, &entry, ttl.get(), now);
+            let until = until(&mut timers.runs_on, &entry.id, entry.incarnation, ttl.get(), now);
             if until > now {
                 self.wake_at(until);
             } else {
@@ -203,11 +292,19 @@ impl Taken {
             }
         }
         let note = self.record.nodes.get(&entry.id).cloned().unwrap_or_default();
-        self.seat(entry, capacity, &note);
+        self.seat(entry, capacity, &note, false);
     }
 
-    fn seat(&mut self, entry: NodeEntry, capacity: Capacity, note: &NodeNote) {
+    /// Forgets what was said of a node, but not of runs of it that may run on.
+    fn drop_note(&mut self, node: &NodeId) {
+        self.record.note(node, |note| {
+            *note = NodeNote { former: std::mem::take(&mut note.former), ..NodeNote::default() };
+        });
+    }
+
+    fn seat(&mut self, entry: NodeEntry, capacity: Capacity, note: &NodeNote, frozen: bool) {
         let seat = Seat {
+            frozen,
             capacity,
             leaving: note.leaving.is_some(),
             runs_on: note.failed.as_ref().is_some_and(|failed| failed.runs_on.is_some()),
@@ -216,18 +313,39 @@ impl Taken {
         self.roster.0.insert(seat.entry.id.clone(), seat);
     }
 
-    /// Drops what belongs to nodes that are not listed any more.
+    /// Drops what belongs to nodes that are not listed any more, and the time of runs that is up.
     fn forget(&mut self, sources: &Sources<'_>, timers: &mut Timers, now: Moment) {
         let roster = &self.roster.0;
-        let failed = |id: &NodeId| {
-            roster.get(id).is_some_and(|seat| seat.entry.status == NodeStatus::Failed)
+        let failed = |(id, run): &(NodeId, Incarnation)| {
+            roster.get(id).is_some_and(|seat| {
+                seat.entry.status == NodeStatus::Failed && seat.entry.incarnation == *run
+            })
         };
-        timers.failed_since.retain(|id, _| failed(id));
-        timers.runs_on.retain(|id, (_, until)| failed(id) || *until > now);
+        let mut wake = None;
+        for (id, note) in &mut self.record.nodes {
+            note.former.retain(|run, ttl| {
+                let until = until(&mut timers.runs_on, id, *run, ttl.get(), now);
+                if until > now {
+                    wake = Some(wake.map_or(until, |wake: Moment| wake.min(until)));
+                }
+                until > now
+            });
+        }
+        timers.failed_since.retain(|run, _| failed(run));
+        timers.runs_on.retain(|run, until| failed(run) || *until > now);
+        let ttl = sources.rules.node_ttl;
+        timers.vanished.retain(|_, at| at.plus(ttl) > now);
+        timers.flaps.retain(|_, flap| flap.last.1.plus(sources.rules.remove_after) > now);
         // Notes of nodes that nobody has seen for as long as the cluster remembers them.
         self.record.nodes.retain(|id, note| {
-            roster.contains_key(id) || (note.drain && sources.view.presence(id).is_some())
+            !note.is_empty()
+                && (roster.contains_key(id)
+                    || !note.former.is_empty()
+                    || (note.drain && sources.view.presence(id).is_some()))
         });
+        if let Some(wake) = wake {
+            self.wake_at(wake);
+        }
     }
 
     fn wake_at(&mut self, moment: Moment) {
@@ -235,28 +353,62 @@ impl Taken {
     }
 }
 
-/// When this run of the node was first found so.
-fn since(
-    timers: &mut BTreeMap<NodeId, (Incarnation, Moment)>,
-    entry: &NodeEntry,
-    now: Moment,
-) -> Moment {
-    until(timers, entry, Duration::ZERO, now)
-}
-
 /// This long after this run of the node was first found so.
 fn until(
-    timers: &mut BTreeMap<NodeId, (Incarnation, Moment)>,
-    entry: &NodeEntry,
+    timers: &mut BTreeMap<(NodeId, Incarnation), Moment>,
+    node: &NodeId,
+    run: Incarnation,
     after: Duration,
     now: Moment,
 ) -> Moment {
-    let fresh = (entry.incarnation, now.plus(after));
-    let timer = timers.entry(entry.id.clone()).or_insert(fresh);
-    if timer.0 != entry.incarnation {
-        *timer = fresh;
+    *timers.entry((node.clone(), run)).or_insert(now.plus(after))
+}
+
+impl Timers {
+    /// Whether this run must not be given up, because too many have vanished lately: a store or a
+    /// network that fails looks the same.
+    fn brake(&mut self, sources: &Sources<'_>, run: &NodeEntry, now: Moment) -> bool {
+        let ttl = sources.rules.node_ttl;
+        self.vanished.retain(|_, at| at.plus(ttl) > now);
+        let key = (run.id.clone(), run.incarnation);
+        let others = self.vanished.keys().filter(|other| **other != key).count();
+        let listed = sources.cluster.nodes().iter().flatten();
+        let gone =
+            |entry: &NodeEntry| self.vanished.contains_key(&(entry.id.clone(), entry.incarnation));
+        let members = listed.filter(|entry| entry.status.may_host() || gone(entry)).count();
+        #[expect(clippy::cast_precision_loss, reason = "both are far below 2^52")]
+        let too_many = (others + 1) as f64 > sources.rules.brake * members as f64;
+        if members >= BRAKE_MEMBERS_MIN && too_many {
+            return true;
+        }
+        if self.vanished.insert(key, now).is_none() {
+            self.flap(run, sources.rules, now);
+        }
+        false
     }
-    timer.1
+
+    /// A node failed, maybe not for the first time.
+    fn flap(&mut self, run: &NodeEntry, rules: &Rules, now: Moment) {
+        let last = (run.incarnation, now);
+        let flap = self.flaps.entry(run.id.clone()).or_insert(Flap { times: 0, last, hold: None });
+        let soon = flap.last.1.plus(rules.remove_after) > now;
+        flap.times = if soon { flap.times.saturating_add(1) } else { 1 };
+        flap.last = last;
+    }
+}
+
+impl Flap {
+    /// Until when this run is not taken in: one that came back for the first time is at once, and after
+    /// that each time is twice as long.
+    fn hold(&mut self, run: Incarnation, rules: &Rules, now: Moment) -> Option<Moment> {
+        let again = self.times.checked_sub(2)?;
+        let pause = rules.node_ttl.saturating_mul(1 << again.min(20)).min(rules.check);
+        let hold = *self.hold.get_or_insert((run, now.plus(pause)));
+        if hold.0 != run {
+            self.hold = Some((run, now.plus(pause)));
+        }
+        self.hold.map(|(_, until)| until).filter(|until| *until > now)
+    }
 }
 
 impl Roster {
@@ -266,45 +418,22 @@ impl Roster {
 
     /// How many nodes take shards.
     pub(crate) fn active(&self) -> usize {
-        self.0.values().filter(|seat| seat.entry.status == NodeStatus::Active).count()
+        self.0
+            .values()
+            .filter(|seat| seat.entry.status == NodeStatus::Active && !seat.frozen)
+            .count()
     }
 
     /// What a node may do with shards; none if it hosts nothing.
-    fn hosting(&self, seat: &Seat) -> Option<Hosting> {
+    pub(crate) fn hosting(&self, seat: &Seat) -> Option<Hosting> {
         match seat.entry.status {
+            NodeStatus::Active | NodeStatus::Draining if seat.frozen => Some(Hosting::Keeps),
             NodeStatus::Active => Some(Hosting::Takes),
             // Nobody can take the shards of the last one that leaves, and it goes all the same.
             NodeStatus::Draining if seat.leaving && self.active() == 0 => None,
             NodeStatus::Draining => Some(Hosting::Keeps),
-            NodeStatus::Failed if seat.runs_on => Some(Hosting::Keeps),
             _ => None,
         }
-    }
-
-    /// The nodes that may host shards.
-    pub(crate) fn hosts(&self) -> Hosts {
-        let host = |seat: &Seat| {
-            Some((seat.entry.id.clone(), (seat.entry.incarnation, self.hosting(seat)?)))
-        };
-        self.0.values().filter_map(host).collect()
-    }
-
-    /// The nodes that may host shards, as a strategy wants them. One that was declared failed and may
-    /// still run is none of them: what it has is to be placed anew, later.
-    pub(crate) fn candidates(&self) -> Vec<Candidate> {
-        let candidate = |seat: &Seat| {
-            let accepts = match self.hosting(seat)? {
-                Hosting::Takes => Accepts::New,
-                Hosting::Keeps => Accepts::KeepOnly,
-            };
-            Some(
-                Candidate::new(seat.entry.id.clone())
-                    .with_capacity(seat.capacity)
-                    .with_zone(seat.entry.zone.clone())
-                    .with_accepts(accepts),
-            )
-        };
-        self.0.values().filter(|seat| !seat.runs_on).filter_map(candidate).collect()
     }
 
     /// What changed since `before`, in words; none if nothing did that placement depends on.
@@ -339,7 +468,13 @@ impl Roster {
             (None, Some(_)) => Some(format!("{id} joined")),
             (Some(_), Some(_)) if hosted.is_none() => Some(format!("{id} joined")),
             (Some(old), Some(_)) => {
-                if old.entry.incarnation != seat.entry.incarnation {
+                if old.frozen != seat.frozen && old.entry.incarnation == seat.entry.incarnation {
+                    Some(if seat.frozen {
+                        format!("{id} is absent")
+                    } else {
+                        format!("{id} is back")
+                    })
+                } else if old.entry.incarnation != seat.entry.incarnation {
                     Some(format!("{id} restarted"))
                 } else if hosted != hosts || old.entry.status != seat.entry.status {
                     Some(format!("{id} is {}", seat.entry.status))

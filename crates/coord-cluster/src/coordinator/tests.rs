@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use coord_core::{
     Address, AttemptId, Fence, Incarnation, LeaseName, Moment, NodeEvent, NodeId, NodeInfo,
-    NodeRecord, Origin, Revision, ShardCount, ShardId, ShardMap, TableHeader, TableName, TableUid,
-    Term, Ttl,
+    NodeRecord, NodeStatus, Origin, Report, Revision, ShardCount, ShardId, ShardMap, TableHeader,
+    TableName, TableUid, Term, Ttl,
 };
 use coord_placement::Balanced;
 
@@ -15,6 +15,7 @@ use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn};
 use super::roster::Suspect;
 use crate::Settings;
 use crate::commands::{Command, Refusal, Reply};
+use crate::handoff::Handoff;
 use crate::membership::{Judging, View};
 use crate::record::{ClusterRecord, Failure};
 
@@ -36,7 +37,10 @@ fn run(number: u128) -> Incarnation {
 
 fn specs() -> BTreeMap<TableName, Spec> {
     let header = TableHeader::new(ShardCount::new(12).expect("count"));
-    BTreeMap::from([(table(), Spec { header, strategy: Arc::new(Balanced::default()) })])
+    BTreeMap::from([(
+        table(),
+        Spec { header, strategy: Arc::new(Balanced::default()), handoff: Handoff::Exclusive },
+    )])
 }
 
 fn machine(term: u64, now: Moment) -> Machine {
@@ -55,6 +59,8 @@ struct Desk {
     registered: BTreeMap<NodeId, NodeRecord>,
     view: View,
     revision: u64,
+    /// Whether the nodes report what they stop.
+    reports: bool,
     asked: Ticket,
     /// With what was to be remembered when the answer came.
     answers: Vec<(Ticket, Reply, ClusterRecord)>,
@@ -71,6 +77,7 @@ impl Desk {
             registered: BTreeMap::new(),
             view: View::default(),
             revision: 0,
+            reports: true,
             asked: 0,
             answers: Vec::new(),
         };
@@ -131,8 +138,10 @@ impl Desk {
                     return Outcome::Conflict;
                 }
                 self.stored.insert(name.clone(), Arc::clone(map));
+                self.report(name);
                 Outcome::Published
             }
+            Step::Plan(_, job) => Outcome::Planned(job.plan()),
             Step::Evict(Suspect { node, incarnation, revision }) => {
                 match self.registered.get(node) {
                     Some(record) if record.revision == *revision => {
@@ -152,6 +161,24 @@ impl Desk {
                 self.answers.push((*ticket, reply.clone(), self.record()));
                 Outcome::Answered
             }
+        }
+    }
+
+    /// Every node has applied the newest version of a table, and hosts nothing that would have to stop.
+    fn report(&mut self, name: &TableName) {
+        if name.is_reserved() || !self.reports {
+            return;
+        }
+        let report = Report::new(self.map().uid(), self.map().version());
+        let nodes: Vec<NodeId> = self.registered.keys().cloned().collect();
+        for node in nodes {
+            self.revision += 1;
+            let revision = Revision::from_u64(self.revision);
+            let Some(record) = self.registered.get_mut(&node) else { continue };
+            record.info.reports.insert(name.clone(), report.clone());
+            record.revision = revision;
+            let record = record.clone();
+            self.see(NodeEvent::Updated(record));
         }
     }
 
@@ -415,4 +442,200 @@ fn an_answer_that_cannot_be_brought_holds_nothing_up_for_long() {
     }
     assert_eq!(desk.machine.next(desk.now), Turn::Stop(Stop::SteppedDown));
     assert!(desk.now.since(began) <= Duration::from_secs(15));
+}
+
+#[test]
+fn a_handoff_past_its_timeout_is_reported_and_not_forced() {
+    let mut desk = Desk::new();
+    desk.reports = false;
+    desk.ask(Command::Drain { node: id("n2") });
+    let timeout = Settings::fast().handoff_timeout;
+    desk.pass(timeout - Duration::from_secs(1));
+    assert!(desk.record().stuck.is_empty());
+    desk.pass(Duration::from_secs(2));
+    // One in ten of twelve shards, at least one.
+    assert_eq!(desk.record().stuck[&table()].len(), 1);
+    desk.pass(10 * timeout);
+    assert_eq!(desk.shards_of("n2"), 4, "nothing is forced");
+    // A new leader goes on with the move that it finds, and reports it anew.
+    desk.elect(2);
+    desk.pass(timeout + Duration::from_secs(2));
+    assert_eq!(desk.record().stuck[&table()].len(), 1);
+    assert_eq!(desk.map().motions().len(), 1);
+    desk.reports = true;
+    desk.report(&table());
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(desk.shards_of("n2"), 0);
+    assert!(desk.record().stuck.is_empty());
+}
+
+#[test]
+fn a_new_leader_goes_on_with_the_moves_that_it_finds() {
+    let mut desk = Desk::new();
+    desk.reports = false;
+    desk.join("n4", 1);
+    desk.pass(Duration::from_secs(5));
+    let begun = desk.map().motions().clone();
+    assert_eq!(begun.len(), 1);
+    desk.elect(2);
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(desk.map().motions(), &begun, "neither begun anew nor given up");
+    desk.reports = true;
+    desk.report(&table());
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(desk.shards_of("n4"), 3);
+}
+
+#[test]
+fn a_successor_hosts_once_its_predecessor_is_certainly_over() {
+    for proof in [false, true] {
+        let mut desk = Desk::new();
+        let mut successor = desk.register("n2", 2);
+        if proof {
+            successor.info.ended.insert(run(1));
+        }
+        desk.registered.insert(id("n2"), successor.clone());
+        desk.see(NodeEvent::Joined(successor));
+        let runs = |desk: &Desk| {
+            let slot = desk.map().slot_of(&id("n2")).expect("listed");
+            desk.map().node(slot).expect("listed").incarnation
+        };
+        let epoch = desk.map().epoch(desk.shard_of("n2"));
+        desk.pass(TTL - Duration::from_secs(1));
+        assert_eq!(runs(&desk), run(if proof { 2 } else { 1 }));
+        desk.pass(Duration::from_secs(3));
+        assert_eq!((runs(&desk), desk.shards_of("n2")), (run(2), 4), "no move");
+        assert!(desk.map().epoch(desk.shard_of("n2")) > epoch);
+    }
+}
+
+#[test]
+fn what_a_successor_reports_says_nothing_of_its_predecessor() {
+    let mut desk = Desk::new();
+    desk.reports = false;
+    desk.ask(Command::Drain { node: id("n2") });
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(desk.map().motions().len(), 1);
+    let mut successor = desk.register("n2", 2);
+    let report = Report::new(desk.map().uid(), coord_core::Version::new(u64::MAX));
+    successor.info.reports.insert(table(), report);
+    desk.registered.insert(id("n2"), successor.clone());
+    desk.see(NodeEvent::Joined(successor));
+    desk.pass(TTL - Duration::from_secs(1));
+    assert_eq!(desk.shards_of("n2"), 4, "its predecessor may still run them");
+    desk.reports = true;
+    desk.pass(Duration::from_secs(10));
+    assert_eq!(desk.shards_of("n2"), 0);
+}
+
+#[test]
+fn the_successor_of_a_condemned_run_waits_also_under_a_new_leader() {
+    let mut desk = Desk::new();
+    desk.fail_n2();
+    desk.pass(Duration::from_secs(1));
+    desk.join("n2", 2);
+    desk.pass(Duration::from_secs(1));
+    assert!(desk.record().nodes[&id("n2")].former.contains_key(&run(1)));
+    desk.elect(2);
+    desk.pass(TTL - Duration::from_secs(2));
+    let slot = desk.map().slot_of(&id("n2")).expect("listed");
+    assert_eq!(desk.map().node(slot).expect("listed").incarnation, run(1));
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(desk.map().node(slot).expect("listed").incarnation, run(2));
+    assert_eq!(desk.record().nodes.get(&id("n2")), None);
+}
+
+#[test]
+fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_speaks() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(60));
+    assert_eq!(desk.shards_of("n6"), 2);
+    let lost = ["n3", "n4", "n5", "n6"];
+    for name in lost {
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.registered.remove(&id(name));
+    }
+    desk.pass(Duration::from_secs(3600));
+    // Half of six may go; which ones does not matter.
+    let suspended = |desk: &Desk| {
+        let record = desk.record();
+        lost.iter()
+            .filter(|name| record.nodes.get(&id(name)).is_some_and(|note| note.suspended.is_some()))
+            .map(|name| (*name).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let held = suspended(&desk);
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!(desk.shards_of(&held[0]), 2, "its shards stay");
+    let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
+    let failed = cluster.nodes().iter().flatten().filter(|n| n.status == NodeStatus::Failed);
+    assert_eq!(failed.count(), 0, "they are forgotten by now");
+    let why = "test".to_owned();
+    let ticket = desk.ask(Command::MarkNodeFailed { node: id(&held[0]), why });
+    desk.pass(Duration::from_secs(5));
+    assert!(desk.answer(ticket).0.is_done());
+    assert_eq!((desk.shards_of(&held[0]), suspended(&desk).len()), (0, 0));
+}
+
+#[test]
+fn a_flapping_node_is_taken_in_ever_later() {
+    let mut desk = Desk::new();
+    let began = desk.map().version();
+    let mut joined = 0;
+    for round in 1..=60 {
+        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round) });
+        desk.registered.remove(&id("n3"));
+        desk.pass(Duration::from_secs(5));
+        desk.join("n3", round + 1);
+        desk.pass(Duration::from_secs(5));
+        joined += u32::from(desk.shards_of("n3") > 0);
+    }
+    assert!((1..=2).contains(&joined), "{joined}");
+    let versions = desk.map().version().get() - began.get();
+    assert!(versions <= 40, "{versions} versions");
+    desk.pass(Settings::fast().rebalance_check + Duration::from_secs(60));
+    assert_eq!(desk.shards_of("n3"), 4, "once it stays, it takes its share");
+}
+
+#[test]
+fn after_all_were_away_the_first_one_back_does_not_get_everything() {
+    let mut desk = Desk::new();
+    desk.machine = {
+        let mut rules = Rules::new(&Settings::fast(), JUDGING);
+        rules.min_members = 2;
+        let origin = Origin::new("memory:1/c");
+        let attempt = AttemptId::from_u128(2);
+        let fence = Fence::new(LeaseName::leader(), Term::from_u64(2), attempt, origin);
+        Machine::new(id("n1"), fence, rules, &specs(), desk.now)
+    };
+    desk.machine.on_view(Arc::new(desk.view.clone()));
+    for name in ["n1", "n2", "n3"] {
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.registered.remove(&id(name));
+    }
+    desk.pass(Duration::from_secs(5));
+    desk.join("n4", 1);
+    desk.pass(Duration::from_secs(60));
+    assert_eq!(desk.shards_of("n4"), 0);
+    desk.join("n1", 2);
+    desk.pass(Duration::from_secs(5));
+    assert_eq!((desk.shards_of("n1"), desk.shards_of("n4")), (6, 6));
+}
+
+#[test]
+fn a_new_leader_claims_everything_before_it_reads_or_writes_anything() {
+    let mut desk = Desk::new();
+    desk.elect(2);
+    for name in [TableName::cluster(), table()] {
+        let step = desk.until(|_| true);
+        assert!(matches!(&step, Step::Claim(claimed, _) if *claimed == name), "{step:?}");
+        // What comes with the claim is what counts, not what was seen before it.
+        let outcome = desk.perform(&step);
+        desk.outcome(outcome);
+    }
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(["n1", "n2", "n3"].map(|name| desk.shards_of(name)), [4; 3]);
 }

@@ -1,8 +1,9 @@
 //! Keeping this node registered. Pure: `now` is an argument.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use coord_core::{Incarnation, Moment, NodeInfo, Registration, Replace};
+use coord_core::{Incarnation, Moment, NodeInfo, Registration, Replace, Report, TableName};
 
 /// What happened to the registration.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +65,12 @@ pub(crate) struct Registrar {
     retry: Duration,
     due: Moment,
     sent: Moment,
+    /// The reports are newer than the last record that the store was sent.
+    unsent: bool,
 }
+
+/// The most former runs of this process that it vouches for.
+const ENDED_MAX: usize = 8;
 
 #[derive(Clone, Debug)]
 struct Held {
@@ -76,7 +82,48 @@ impl Registrar {
     pub(crate) fn new(info: NodeInfo, replace: Replace, times: Times, now: Moment) -> Self {
         let Times { interval, retry } = times;
         let (held, former, behind_former) = (None, None, false);
-        Self { info, held, replace, former, behind_former, interval, retry, due: now, sent: now }
+        Self {
+            info,
+            held,
+            replace,
+            former,
+            behind_former,
+            interval,
+            retry,
+            due: now,
+            sent: now,
+            unsent: false,
+        }
+    }
+
+    /// What the regions of each table report, as which run; it is sent at once.
+    pub(crate) fn on_reports(
+        &mut self,
+        reports: &BTreeMap<TableName, (Incarnation, Report)>,
+        now: Moment,
+    ) {
+        let mine = reports.iter().filter(|(_, (run, _))| *run == self.info.incarnation);
+        let mine: BTreeMap<_, _> =
+            mine.map(|(name, (_, report))| (name.clone(), report.clone())).collect();
+        if mine != self.info.reports {
+            self.info.reports = mine;
+            self.unsent = true;
+            self.due = self.due.min(now);
+        }
+    }
+
+    /// This former run of the process certainly hosts nothing any more.
+    pub(crate) fn on_ended(&mut self, run: Incarnation, now: Moment) {
+        while self.info.ended.len() >= ENDED_MAX {
+            self.info.ended.pop_first();
+        }
+        self.info.ended.insert(run);
+        self.due = self.due.min(now);
+    }
+
+    /// Joins at once.
+    pub(crate) fn join(&mut self, now: Moment) {
+        self.due = self.due.min(now);
     }
 
     /// The registration, while it is held.
@@ -102,6 +149,7 @@ impl Registrar {
         self.sent = now;
         // A call that never comes back must not be repeated without a pause.
         self.due = now.plus(self.retry);
+        self.unsent = false;
         let step = match &self.held {
             Some(held) => RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone()),
             None => {
@@ -152,7 +200,7 @@ impl Registrar {
         self.held = Some(Held { registration, deadline });
         self.replace = Replace::No;
         let pause = self.interval.mul_f64(jitter.clamp(0.9, 1.1));
-        self.due = self.sent.plus(pause).max(now);
+        self.due = if self.unsent { now } else { self.sent.plus(pause).max(now) };
         news
     }
 
@@ -162,6 +210,7 @@ impl Registrar {
         self.former = Some(lost);
         self.info.incarnation = Incarnation::random();
         self.info.reports.clear();
+        self.unsent = false;
         self.due = now;
         Some(Registered::Lost(lost, why))
     }
@@ -323,6 +372,49 @@ mod tests {
         assert_eq!(call(&mut registrar, at(12)), Some(RegistrarStep::Register(next, Replace::No)));
         assert_eq!(registrar.on_outcome(duplicate(7), 1.0, at(12)), None);
         assert_eq!(registrar.next(at(12)), (RegistrarTurn::WaitUntil(at(15)), None));
+    }
+
+    #[test]
+    fn a_report_is_sent_at_once_and_again_until_it_arrived() {
+        let mut registrar = registered();
+        let run = Incarnation::from_u128(1);
+        let table = TableName::new("orders").expect("name");
+        let report = |version| {
+            let uid = coord_core::TableUid::from_u128(1);
+            Report::new(uid, coord_core::Version::new(version))
+        };
+        let other = BTreeMap::from([(table.clone(), (Incarnation::from_u128(9), report(1)))]);
+        registrar.on_reports(&other, at(1));
+        assert_eq!(call(&mut registrar, at(1)), None, "that was another run");
+        let sent = |step: Option<RegistrarStep>| match step {
+            Some(RegistrarStep::Heartbeat(_, info)) => info.reports.get(&table).cloned(),
+            other => panic!("no heartbeat: {other:?}"),
+        };
+        registrar.on_reports(&BTreeMap::from([(table.clone(), (run, report(2)))]), at(1));
+        assert_eq!(sent(call(&mut registrar, at(1))), Some(report(2)));
+        // The next one comes while the first is on its way.
+        registrar.on_reports(&BTreeMap::from([(table.clone(), (run, report(3)))]), at(1));
+        assert_eq!(registrar.on_outcome(held(run), 1.0, at(2)), None);
+        assert_eq!(sent(call(&mut registrar, at(2))), Some(report(3)));
+        assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(2)), None);
+        assert_eq!(sent(call(&mut registrar, at(4))), Some(report(3)));
+        assert_eq!(registrar.on_outcome(held(run), 1.0, at(4)), None);
+        assert_eq!(call(&mut registrar, at(5)), None);
+    }
+
+    #[test]
+    fn a_new_run_vouches_for_the_one_that_ended() {
+        let mut registrar = registered();
+        assert!(call(&mut registrar, at(3)).is_some());
+        let old = Incarnation::from_u128(1);
+        assert!(registrar.on_outcome(RegistrarOutcome::Gone, 1.0, at(3)).is_some());
+        registrar.on_ended(old, at(4));
+        match call(&mut registrar, at(4)) {
+            Some(RegistrarStep::Register(info, _)) => {
+                assert!(info.ended.contains(&old) && info.incarnation != old, "{info:?}");
+            }
+            other => panic!("it joins again: {other:?}"),
+        }
     }
 
     #[test]

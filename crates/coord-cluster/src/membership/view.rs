@@ -15,6 +15,8 @@ use coord_core::{
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 /// The most absent nodes that are remembered.
 const ABSENT_MAX: usize = 65_536;
+/// The most former runs of one node that are remembered although their time is up.
+const FORMER_MAX: usize = 16;
 
 /// How a node came to be absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,24 @@ pub(crate) enum Presence {
         /// When that counts: later than it was seen, where grace or the store's clock asks for it.
         counts_from: Moment,
     },
+}
+
+impl Presence {
+    /// What the node said last.
+    pub(crate) fn record(&self) -> &NodeRecord {
+        match self {
+            Self::Present(record) | Self::Absent { record, .. } => record,
+        }
+    }
+}
+
+/// Until when a run may host what it owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MayRun {
+    /// It is registered, so it reports what it stops.
+    Registered,
+    /// It is not, and its time is up then.
+    Until(Moment),
 }
 
 /// What has to be added to the store's own judgement before an expiry counts.
@@ -74,10 +94,14 @@ pub(crate) struct View {
     began: Option<Moment>,
     /// Since when the watch has been silent.
     away_since: Option<Moment>,
+    /// Whether the watch itself is interrupted.
+    interrupted: bool,
     /// Until when nodes that have not been heard since an outage are left alone.
     grace: BTreeMap<NodeId, Moment>,
     /// When each node that is registered was heard last.
     heard: BTreeMap<NodeId, Moment>,
+    /// Runs that others followed, and until when they may host.
+    former: BTreeMap<NodeId, BTreeMap<Incarnation, Moment>>,
 }
 
 impl View {
@@ -105,14 +129,56 @@ impl View {
         Some(self.began?.plus(node_ttl))
     }
 
-    /// The watch fell silent.
-    pub(crate) fn on_away(&mut self, now: Moment) {
-        self.away_since.get_or_insert(now);
+    /// Until when this run of a node may host what it owns. A run that was replaced and that nobody saw
+    /// leave has its whole TTL, for it need not have noticed.
+    pub(crate) fn may_run(&self, node: &NodeId, run: Incarnation, node_ttl: Duration) -> MayRun {
+        let mut ttl = node_ttl;
+        if let Some(presence) = self.nodes.get(node) {
+            let record = presence.record();
+            match presence {
+                Presence::Present(_) if record.info.incarnation == run => {
+                    return MayRun::Registered;
+                }
+                Presence::Absent { counts_from, .. } if record.info.incarnation == run => {
+                    return MayRun::Until(*counts_from);
+                }
+                _ if record.info.ended.contains(&run) => {
+                    return MayRun::Until(Moment::from_origin(Duration::ZERO));
+                }
+                _ => ttl = ttl.max(record.ttl.get()),
+            }
+        }
+        if let Some(until) = self.former.get(node).and_then(|runs| runs.get(&run)) {
+            return MayRun::Until(*until);
+        }
+        self.began.map_or(MayRun::Registered, |began| MayRun::Until(began.plus(ttl)))
     }
 
-    /// The watch is back. After an outage of a third of a node's TTL or more, the node gets a full TTL
+    /// The store fell silent at this moment.
+    pub(crate) fn on_away(&mut self, since: Moment) {
+        self.away_since.get_or_insert(since);
+    }
+
+    /// The watch itself ended, and is begun anew.
+    pub(crate) fn on_interrupted(&mut self, now: Moment) {
+        self.interrupted = true;
+        self.on_away(now);
+    }
+
+    /// Whether the watch itself is interrupted.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
+    /// Whether the store is silent, as far as this view was told.
+    pub(crate) fn is_away(&self) -> bool {
+        self.away_since.is_some()
+    }
+
+    /// The store is back. After an outage of a third of a node's TTL or more, the node gets a full TTL
     /// of grace.
     pub(crate) fn on_back(&mut self, now: Moment) {
+        self.interrupted = false;
         let Some(since) = self.away_since.take() else { return };
         // Heartbeats that nobody saw may have been answered meanwhile.
         self.heard.values_mut().for_each(|heard| *heard = now);
@@ -131,6 +197,10 @@ impl View {
             if let Presence::Absent { counts_from, .. } = presence {
                 *counts_from = counts_from.plus(stalled);
             }
+        }
+        let former = self.former.values_mut().flat_map(BTreeMap::values_mut);
+        for moment in former.chain(self.grace.values_mut()).chain(self.began.as_mut()) {
+            *moment = moment.plus(stalled);
         }
     }
 
@@ -167,8 +237,34 @@ impl View {
         let id = record.info.id.clone();
         self.heard.insert(id.clone(), now);
         self.grace.remove(&id);
+        self.follow(&record, now);
         let presence = Presence::Present(record);
         self.nodes.insert(id, presence.clone()).as_ref() != Some(&presence)
+    }
+
+    /// A run follows those that were there before it.
+    fn follow(&mut self, record: &NodeRecord, now: Moment) {
+        let info = &record.info;
+        let before = match self.nodes.get(&info.id) {
+            Some(Presence::Present(old)) => (old.info.incarnation, now.plus(old.ttl.get())),
+            Some(Presence::Absent { record: old, counts_from, .. }) => {
+                (old.info.incarnation, *counts_from)
+            }
+            None => return,
+        };
+        let runs = self.former.entry(info.id.clone()).or_default();
+        if before.0 != info.incarnation {
+            runs.insert(before.0, before.1);
+        }
+        runs.remove(&info.incarnation);
+        for (run, until) in runs.iter_mut() {
+            if info.ended.contains(run) {
+                *until = now.min(*until);
+            }
+        }
+        if runs.len() > FORMER_MAX {
+            runs.retain(|_, until| *until > now);
+        }
     }
 
     fn remove(
@@ -208,6 +304,8 @@ impl View {
                 room > 0 && now.since(*counts_from) < FORGET_AFTER
             }
         });
+        let nodes = &self.nodes;
+        self.former.retain(|node, _| nodes.contains_key(node));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coord_cluster::{Cluster, EventKind, Settings};
+use coord_cluster::{Balance, Cluster, ClusterState, EventKind, Settings};
 use coord_core::NodeStatus;
 use tokio::time::Instant;
 
@@ -82,4 +82,41 @@ async fn a_follower_that_dies_fails_within_its_ttl() {
             .count();
         assert_eq!(failed, 1, "each node hears of it once");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_that_vanish_at_once_are_not_all_given_up() {
+    let store = store();
+    let mut nodes = Vec::new();
+    for name in ["n1", "n2", "n3", "n4", "n5", "n6"] {
+        nodes.push(node(&store, name).await);
+    }
+    for node in &nodes {
+        until(node, |status| shares(status) == [170, 170, 171, 171, 171, 171]).await;
+    }
+    let leads = leader(&nodes);
+    nodes.rotate_left(leads);
+    let watching = &nodes[0];
+    let mut events = watching.events();
+    for lost in &nodes[2..] {
+        lost.abandon();
+    }
+    let degraded = ClusterState::MultiNode(Balance::Degraded);
+    until(watching, |status| status.state == degraded && status.count(NodeStatus::Failed) == 3)
+        .await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    let kinds = kinds(&mut events);
+    let suspended = kinds.iter().filter_map(|kind| match kind {
+        EventKind::NodeSuspended { node, .. } => Some(node),
+        _ => None,
+    });
+    let suspended: Vec<_> = suspended.collect();
+    assert_eq!(suspended.len(), 1, "half of six may go: {kinds:?}");
+    let status = watching.status();
+    let member = status.member(suspended[0]).expect("listed");
+    assert_eq!((status.state, member.status), (degraded, NodeStatus::Active));
+    assert!(member.shards >= 170, "its shards stay with it");
+    // Its return releases them.
+    let back = node(&store, suspended[0].as_str()).await;
+    until(&back, |status| shares(status) == [341, 341, 342]).await;
 }

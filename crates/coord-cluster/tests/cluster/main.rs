@@ -4,5 +4,6 @@ mod commands;
 mod common;
 mod failover;
 mod faults;
+mod handoff;
 mod leaders;
 mod timing;

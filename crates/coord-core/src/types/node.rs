@@ -343,6 +343,10 @@ pub struct NodeInfo {
     /// What it did with each table's shards.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reports: BTreeMap<TableName, Report>,
+    /// Earlier runs of this node that certainly host nothing any more: this very process was them and has
+    /// stopped what they ran, or its operator proved them dead. Their shards need not wait for a TTL.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub ended: BTreeSet<Incarnation>,
 }
 
 impl NodeInfo {
@@ -362,6 +366,7 @@ impl NodeInfo {
             declared: Declared::Active,
             started_at_ms: 0,
             reports: BTreeMap::new(),
+            ended: BTreeSet::new(),
         }
     }
 
@@ -417,6 +422,14 @@ impl NodeInfo {
     #[must_use]
     pub fn with_declared(mut self, declared: Declared) -> Self {
         self.declared = declared;
+        self
+    }
+
+    /// With proof that an earlier run of this node hosts nothing any more. Without one its shards stay
+    /// where they are until it deregistered or its whole TTL has passed.
+    #[must_use]
+    pub fn with_ended(mut self, run: Incarnation) -> Self {
+        self.ended.insert(run);
         self
     }
 

@@ -407,7 +407,8 @@ impl NodeEntry {
 pub struct Motion {
     /// Which of the shard's owners, 0 for the primary.
     pub replica: u8,
-    /// The other node: where it moves to, or (leaving) who has still to stop.
+    /// The other node: where it moves to, or (leaving) who has still to stop. The owner itself where it
+    /// only has to stop, for nobody takes the place.
     pub other: SlotNumber,
     /// Which half of the move this is.
     pub phase: MotionPhase,

@@ -1,0 +1,196 @@
+//! A node's part that hosts shards.
+//!
+//! The decisions are in [`hosting`]; [`driver`] performs them through a service's [`Host`].
+
+mod driver;
+mod hosting;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use coord_core::{Epoch, Fence, Incarnation, Moment, ShardId, TableName, TableUid};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+pub(crate) use self::driver::run;
+#[cfg(test)]
+pub(crate) use self::hosting::{Hosting, Order, Times};
+use crate::gate::Gate;
+
+/// What a service does when shards come and go. Both calls for one shard never overlap.
+///
+/// A shard counts as running from the call of `start` until `stop` has returned. Both are dropped at the
+/// registration's deadline if they still run then; what they have set off by themselves has to run under
+/// [`ShardFence::run`], or to look at [`ShardFence::is_current`] before each of its effects. Where
+/// neither can be done, the setting `exit_at_deadline` ends the process.
+#[async_trait]
+pub trait Host: fmt::Debug + Send + Sync + 'static {
+    /// Begins to host a shard, and returns when it is ready. The fence is good for as long as this node
+    /// hosts the shard.
+    ///
+    /// # Cancel safety
+    /// It is dropped when the shard has to go before it was ready; `stop` follows.
+    async fn start(&self, shard: ShardId, fence: ShardFence);
+
+    /// Ends hosting a shard, and returns when nothing of it runs any more: from then on another node may
+    /// host it.
+    ///
+    /// # Cancel safety
+    /// It is dropped at the registration's deadline.
+    async fn stop(&self, shard: ShardId);
+}
+
+/// What a host shows to whatever it writes to: refuse one that does not [pass](Self::passes) the highest
+/// that was seen of its shard.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardToken {
+    /// Which table.
+    pub table: TableName,
+    /// Which life of it.
+    pub uid: TableUid,
+    /// Which shard.
+    pub shard: ShardId,
+    /// Rises at every change of the shard's owners.
+    pub epoch: Epoch,
+    /// The fence of the leader whose map said so.
+    pub fence: Fence,
+}
+
+impl ShardToken {
+    /// Whether this one is at least as new as the highest that was seen of the same shard.
+    #[must_use]
+    pub fn passes(&self, highest: &Self) -> bool {
+        if (&self.table, self.shard) != (&highest.table, highest.shard) {
+            return false;
+        }
+        if self.uid == highest.uid {
+            return self.epoch >= highest.epoch;
+        }
+        self.fence.term > highest.fence.term
+    }
+}
+
+/// The right to host one shard, as any part of the service may look at it. Clones are the same right.
+#[derive(Clone)]
+pub struct ShardFence(Arc<Inner>);
+
+struct Inner {
+    gate: Arc<Gate>,
+    run: Incarnation,
+    token: Mutex<ShardToken>,
+    ended: watch::Sender<bool>,
+}
+
+impl ShardFence {
+    fn new(gate: Arc<Gate>, run: Incarnation, token: ShardToken) -> Self {
+        let ended = watch::Sender::new(false);
+        Self(Arc::new(Inner { gate, run, token: Mutex::new(token), ended }))
+    }
+
+    /// Whether this node may act for the shard now: the host has not stopped it, and the clock has not
+    /// reached the registration's deadline. Once false, it stays false. No I/O, and true to the clock
+    /// even if no task could run.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        !*self.0.ended.borrow() && self.0.gate.is_current(self.0.run)
+    }
+
+    /// What to show to whatever is written to; none once it is not current any more.
+    #[must_use]
+    pub fn token(&self) -> Option<ShardToken> {
+        let token = self.0.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.is_current().then_some(token)
+    }
+
+    /// Until when this node may act, unless a renewal of its registration moves it; none once it is not
+    /// current any more.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Moment> {
+        self.0.gate.deadline(self.0.run).filter(|_| self.is_current())
+    }
+
+    /// Waits until it is not current any more.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn ended(&self) {
+        let mut ended = self.0.ended.subscribe();
+        let mut gate = self.0.gate.subscribe();
+        while let Some(deadline) = self.deadline() {
+            let left = deadline.since(self.0.gate.clock().now());
+            tokio::select! {
+                biased;
+                _ = ended.wait_for(|ended| *ended) => return,
+                _ = gate.changed() => {}
+                () = tokio::time::sleep(left.min(crate::shared::SLEEP_MAX)) => {}
+            }
+        }
+    }
+
+    /// Does this work while the fence is current, and drops it then; what it returned, if it came to its
+    /// end.
+    ///
+    /// # Cancel safety
+    /// The work is dropped.
+    pub async fn run<T>(&self, work: impl Future<Output = T> + Send) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.ended() => None,
+            done = work => Some(done),
+        }
+    }
+
+    fn end(&self) {
+        self.0.ended.send_replace(true);
+    }
+
+    fn renew(&self, epoch: Epoch, fence: Fence) {
+        let mut token = self.0.token.lock().unwrap_or_else(PoisonError::into_inner);
+        (token.epoch, token.fence) = (epoch, fence);
+    }
+}
+
+impl fmt::Debug for ShardFence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = self.0.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        f.debug_struct("ShardFence")
+            .field("token", &token)
+            .field("current", &self.is_current())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coord_core::{AttemptId, LeaseName, Origin, Term};
+
+    use super::*;
+
+    fn token(uid: u128, epoch: u64, term: u64) -> ShardToken {
+        let attempt = AttemptId::from_u128(u128::from(term));
+        let origin = Origin::new("memory:1/c");
+        ShardToken {
+            table: TableName::new("orders").expect("name"),
+            uid: TableUid::from_u128(uid),
+            shard: ShardId::new(3),
+            epoch: Epoch::new(epoch),
+            fence: Fence::new(LeaseName::leader(), Term::from_u64(term), attempt, origin),
+        }
+    }
+
+    #[test]
+    fn the_epoch_decides_within_one_life_and_the_term_between_two() {
+        let now = token(1, 7, 4);
+        assert!(now.passes(&now) && token(1, 8, 4).passes(&now));
+        assert!(token(1, 7, 5).passes(&now), "its host goes on under another leader");
+        assert!(!token(1, 6, 9).passes(&now));
+        assert!(token(2, 1, 5).passes(&now));
+        assert!(!token(2, 9, 4).passes(&now) && !token(2, 9, 3).passes(&now));
+        let mut other = now.clone();
+        other.shard = ShardId::new(4);
+        assert!(!other.passes(&now));
+    }
+}

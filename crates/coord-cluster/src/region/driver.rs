@@ -1,0 +1,219 @@
+//! Performs what [`Hosting`] decides, for one table of one node.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use coord_core::{ShardId, TableName};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::hosting::{Hosting, Order, Times, Turn};
+use super::{Host, ShardFence, ShardToken};
+use crate::gate::Permit;
+use crate::settings::Settings;
+use crate::shared::{Ending, Shared};
+
+/// How many shards may be ready before the region has taken it in.
+const STARTED_MAX: usize = 64;
+
+/// Hosts the shards of a table, until the node's runtime ends and nothing runs any more.
+pub(crate) async fn run(shared: Arc<Shared>, table: TableName, host: Option<Arc<dyn Host>>) {
+    let times = Times {
+        budget: shared.settings.stop_budget(),
+        grace: Settings::margin(shared.settings.node_ttl) / 2,
+    };
+    let (ready, started) = mpsc::channel(STARTED_MAX);
+    let hosting = Hosting::new(shared.node.clone(), times, host.is_some());
+    let (tasks, by_task, running) = (JoinSet::new(), HashMap::new(), HashMap::new());
+    Region { shared, table, host, hosting, ready, tasks, by_task, running }.run(started).await;
+}
+
+struct Region {
+    shared: Arc<Shared>,
+    table: TableName,
+    host: Option<Arc<dyn Host>>,
+    hosting: Hosting,
+    ready: mpsc::Sender<ShardId>,
+    tasks: JoinSet<()>,
+    by_task: HashMap<Id, ShardId>,
+    running: HashMap<ShardId, Running>,
+}
+
+/// A shard that runs here.
+struct Running {
+    stop: CancellationToken,
+    abort: AbortHandle,
+    fence: ShardFence,
+}
+
+impl Region {
+    async fn run(mut self, mut started: mpsc::Receiver<ShardId>) {
+        let shared = Arc::clone(&self.shared);
+        let Some(mut maps) = shared.maps.get(&self.table).map(watch::Sender::subscribe) else {
+            return;
+        };
+        let mut gate = shared.gate.subscribe();
+        let mut ends = false;
+        loop {
+            let now = shared.clock.now();
+            self.hosting.on_map(maps.borrow_and_update().clone());
+            gate.borrow_and_update();
+            self.hosting.on_standing(shared.gate.standing());
+            if ends {
+                if shared.ending() == Ending::Abandoned || self.hosting.is_idle() {
+                    // What still runs is dropped with the tasks.
+                    return;
+                }
+                self.hosting.on_end(now.plus(shared.settings.stop_budget()));
+            }
+            let Turn { orders, report, wake, overdue } = self.hosting.next(now);
+            if overdue && self.is_overdue(ends) {
+                return;
+            }
+            let again = self.obey(orders);
+            if let Some(report) = report {
+                shared.reports.send_modify(|all| {
+                    all.insert(self.table.clone(), report);
+                });
+            }
+            if again || (ends && self.hosting.is_idle()) {
+                continue;
+            }
+            let timer = async {
+                match wake {
+                    Some(wake) => shared.sleep_until(wake).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = shared.stop.cancelled(), if !ends => ends = true,
+                Ok(()) = maps.changed() => {}
+                Ok(()) = gate.changed() => {}
+                Some(shard) = started.recv() => self.hosting.on_started(shard),
+                Some(ended) = self.tasks.join_next_with_id() => self.take_ended(ended),
+                () = timer => {}
+            }
+            while let Ok(shard) = started.try_recv() {
+                self.hosting.on_started(shard);
+            }
+            while let Some(ended) = self.tasks.try_join_next_with_id() {
+                self.take_ended(ended);
+            }
+        }
+    }
+
+    /// A shard runs on although it was aborted: its code does not return to the runtime.
+    fn is_overdue(&self, ends: bool) -> bool {
+        if self.shared.settings.exit_at_deadline {
+            tracing::error!(table = %self.table, "a shard runs on past the deadline; the process ends");
+            std::process::abort();
+        }
+        ends
+    }
+
+    /// True if a shard could not be let in, which changes what is to be done.
+    fn obey(&mut self, orders: Vec<Order>) -> bool {
+        let mut again = false;
+        for order in orders {
+            match order {
+                Order::Start { shard, run, uid, epoch, fence } => {
+                    let (Some(host), Some(permit)) = (&self.host, self.shared.gate.enter(run))
+                    else {
+                        self.hosting.on_ended(shard, false, self.shared.clock.now());
+                        again = true;
+                        continue;
+                    };
+                    let table = self.table.clone();
+                    let token = ShardToken { table, uid, shard, epoch, fence };
+                    let fence = ShardFence::new(Arc::clone(&self.shared.gate), run, token);
+                    let stop = CancellationToken::new();
+                    let life = Life {
+                        host: Arc::clone(host),
+                        fence: Ended(fence.clone()),
+                        shard,
+                        stop: stop.clone(),
+                        ready: self.ready.clone(),
+                        _permit: permit,
+                    };
+                    let abort = self.tasks.spawn(life.live());
+                    self.by_task.insert(abort.id(), shard);
+                    self.running.insert(shard, Running { stop, abort, fence });
+                }
+                Order::Renew { shard, epoch, fence } => {
+                    if let Some(running) = self.running.get(&shard) {
+                        running.fence.renew(epoch, fence);
+                    }
+                }
+                Order::Stop(shard) => {
+                    if let Some(running) = self.running.get(&shard) {
+                        running.stop.cancel();
+                    }
+                }
+                Order::Abort(shard) => {
+                    if let Some(running) = self.running.get(&shard) {
+                        running.abort.abort();
+                    }
+                }
+            }
+        }
+        // Nothing can be waited for after a clock that stood still at the deadline.
+        again
+            && self
+                .shared
+                .gate
+                .standing()
+                .is_some_and(|standing| self.shared.clock.now() < standing.deadline)
+    }
+
+    fn take_ended(&mut self, ended: Result<(Id, ()), JoinError>) {
+        let (id, error) = match ended {
+            Ok((id, ())) => (id, None),
+            Err(error) => (error.id(), Some(error)),
+        };
+        let Some(shard) = self.by_task.remove(&id) else { return };
+        self.running.remove(&shard);
+        let panicked = error.is_some_and(|error| error.is_panic());
+        if panicked {
+            tracing::error!(table = %self.table, %shard, "the host of a shard panicked");
+        }
+        self.hosting.on_ended(shard, panicked, self.shared.clock.now());
+    }
+}
+
+/// One shard from its start to its stop.
+struct Life {
+    host: Arc<dyn Host>,
+    fence: Ended,
+    shard: ShardId,
+    stop: CancellationToken,
+    ready: mpsc::Sender<ShardId>,
+    /// Given back last, when nothing runs any more.
+    _permit: Permit,
+}
+
+impl Life {
+    async fn live(self) {
+        let started = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => false,
+            () = self.host.start(self.shard, self.fence.0.clone()) => true,
+        };
+        if started {
+            // The region is there for as long as its tasks.
+            let _ = self.ready.send(self.shard).await;
+            self.stop.cancelled().await;
+        }
+        self.host.stop(self.shard).await;
+    }
+}
+
+/// A fence that ends with its shard, also by a panic or an abort.
+struct Ended(ShardFence);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}

@@ -1,0 +1,377 @@
+//! Which shards of one table this node hosts. Pure: `now` is an argument.
+//!
+//! ```text
+//!   not here ─(the map says so)─► starting ─► running ─(it does not any more)─► stopping ─► not here
+//! ```
+//!
+//! It goes by the newest map that it has seen, however old that is: nobody else is given a shard before
+//! this node has reported it stopped, or this run's time is up by its own deadline and the leader's clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_core::{
+    Epoch, Fence, Incarnation, Moment, Motion, MotionPhase, NodeId, Report, ShardId, ShardMap,
+    Slot, TableUid,
+};
+
+use crate::gate::Standing;
+use crate::handoff::Handoff;
+use crate::record::TableNote;
+
+/// How many shards start at once.
+const STARTING_MAX: usize = 64;
+/// The most stopping shards that a report lists; while there are more, it is held back.
+const REPORT_SHARDS_MAX: usize = 4_096;
+/// The first pause before a shard whose host panicked is started again; it doubles.
+const FAULT_PAUSE_MIN: Duration = Duration::from_secs(1);
+const FAULT_PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// What is to be done with a shard.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Order {
+    Start {
+        shard: ShardId,
+        run: Incarnation,
+        uid: TableUid,
+        epoch: Epoch,
+        fence: Fence,
+    },
+    /// It goes on, under another epoch.
+    Renew {
+        shard: ShardId,
+        epoch: Epoch,
+        fence: Fence,
+    },
+    Stop(ShardId),
+    /// Its time is up.
+    Abort(ShardId),
+}
+
+/// What is to be done now.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Turn {
+    pub(crate) orders: Vec<Order>,
+    /// What the registration has to say.
+    pub(crate) report: Option<(Incarnation, Report)>,
+    /// When to ask again although nothing was heard.
+    pub(crate) wake: Option<Moment>,
+    /// A shard still runs although it was aborted a while ago.
+    pub(crate) overdue: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Starting,
+    Running,
+    Stopping,
+    Aborted,
+}
+
+#[derive(Clone, Debug)]
+struct Hosted {
+    run: Incarnation,
+    epoch: Epoch,
+    state: State,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// How long before the deadline it begins to stop.
+    pub(crate) budget: Duration,
+    /// How long after an abort a shard counts as overdue.
+    pub(crate) grace: Duration,
+}
+
+/// What one node hosts of one table.
+#[derive(Debug)]
+pub(crate) struct Hosting {
+    me: NodeId,
+    times: Times,
+    /// Whether anything is really hosted; without a host every shard starts and stops at once.
+    hosts: bool,
+    standing: Option<Standing>,
+    /// Until when each run that still has shards here may host.
+    deadlines: BTreeMap<Incarnation, Moment>,
+    /// Nothing is hosted any more, and what still runs then is aborted.
+    ends_at: Option<Moment>,
+    map: Option<Arc<ShardMap>>,
+    handoff: Handoff,
+    shards: BTreeMap<ShardId, Hosted>,
+    wanted: BTreeMap<ShardId, Epoch>,
+    /// Since when shards whose host panicked wait, and how often it did.
+    faults: BTreeMap<ShardId, (u32, Moment)>,
+    reported: Option<(Incarnation, Report)>,
+}
+
+impl Hosting {
+    pub(crate) fn new(me: NodeId, times: Times, hosts: bool) -> Self {
+        Self {
+            me,
+            times,
+            hosts,
+            standing: None,
+            deadlines: BTreeMap::new(),
+            ends_at: None,
+            map: None,
+            handoff: Handoff::default(),
+            shards: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            reported: None,
+        }
+    }
+
+    /// A map was seen. One that is older than another of the same life is none.
+    pub(crate) fn on_map(&mut self, map: Option<Arc<ShardMap>>) {
+        let older = |old: &Arc<ShardMap>| {
+            map.as_ref().is_some_and(|new| new.uid() == old.uid() && new.version() <= old.version())
+        };
+        if self.map.as_ref().is_some_and(older) {
+            return;
+        }
+        self.handoff =
+            map.as_ref().map_or(Handoff::default(), |map| TableNote::read(map.annex()).handoff);
+        self.map = map;
+        self.find_wanted();
+    }
+
+    /// The registration is held like this, or lost.
+    pub(crate) fn on_standing(&mut self, standing: Option<Standing>) {
+        if let Some(standing) = standing {
+            self.deadlines.insert(standing.incarnation, standing.deadline);
+        }
+        let run = |standing: Option<Standing>| standing.map(|standing| standing.incarnation);
+        let other = run(self.standing) != run(standing);
+        self.standing = standing;
+        if other {
+            self.faults.clear();
+            self.find_wanted();
+        }
+    }
+
+    /// Everything is stopped, and what is left then aborted.
+    pub(crate) fn on_end(&mut self, limit: Moment) {
+        self.ends_at.get_or_insert(limit);
+    }
+
+    pub(crate) fn on_started(&mut self, shard: ShardId) {
+        if let Some(hosted) = self.shards.get_mut(&shard)
+            && hosted.state == State::Starting
+        {
+            hosted.state = State::Running;
+            self.faults.remove(&shard);
+        }
+    }
+
+    /// Nothing of the shard runs here any more.
+    pub(crate) fn on_ended(&mut self, shard: ShardId, panicked: bool, now: Moment) {
+        self.shards.remove(&shard);
+        if panicked {
+            let times = self.faults.get(&shard).map_or(0, |(times, _)| *times);
+            let pause = FAULT_PAUSE_MIN.saturating_mul(1 << times.min(10)).min(FAULT_PAUSE_MAX);
+            self.faults.insert(shard, (times.saturating_add(1), now.plus(pause)));
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.shards.is_empty()
+    }
+
+    /// What to do now.
+    pub(crate) fn next(&mut self, now: Moment) -> Turn {
+        let mut turn = Turn::default();
+        let begin_to_stop =
+            self.standing.map(|standing| standing.deadline.minus(self.times.budget));
+        let may_host = self.ends_at.is_none() && begin_to_stop.is_some_and(|until| now < until);
+        turn.wake = begin_to_stop.filter(|until| may_host && *until > now);
+        self.stop_unwanted(may_host, &mut turn);
+        if may_host {
+            self.start_wanted(now, &mut turn);
+        }
+        self.abort_late(now, &mut turn);
+        if !self.hosts {
+            self.shards.clear();
+            turn.orders.clear();
+        }
+        self.report(&mut turn);
+        let runs: BTreeSet<Incarnation> = self.shards.values().map(|hosted| hosted.run).collect();
+        let present = self.standing.map(|standing| standing.incarnation);
+        self.deadlines.retain(|run, _| Some(*run) == present || runs.contains(run));
+        turn
+    }
+
+    fn stop_unwanted(&mut self, may_host: bool, turn: &mut Turn) {
+        let run = self.standing.map(|standing| standing.incarnation);
+        let fence = self.map.as_ref().and_then(|map| map.writer().cloned());
+        for (&shard, hosted) in &mut self.shards {
+            if !matches!(hosted.state, State::Starting | State::Running) {
+                continue;
+            }
+            let epoch = self.wanted.get(&shard).filter(|_| may_host && Some(hosted.run) == run);
+            match (epoch, &fence) {
+                (Some(epoch), Some(fence)) if *epoch != hosted.epoch => {
+                    hosted.epoch = *epoch;
+                    let (epoch, fence) = (*epoch, fence.clone());
+                    turn.orders.push(Order::Renew { shard, epoch, fence });
+                }
+                (Some(_), _) => {}
+                (None, _) => {
+                    hosted.state = State::Stopping;
+                    turn.orders.push(Order::Stop(shard));
+                }
+            }
+        }
+    }
+
+    fn start_wanted(&mut self, now: Moment, turn: &mut Turn) {
+        let (Some(standing), Some(map)) = (self.standing, &self.map) else { return };
+        if !self.hosts {
+            return;
+        }
+        let starting = self.shards.values().filter(|hosted| hosted.state == State::Starting);
+        let mut room = STARTING_MAX.saturating_sub(starting.count());
+        let (run, uid) = (standing.incarnation, map.uid());
+        let Some(fence) = map.writer() else { return };
+        for (&shard, &epoch) in &self.wanted {
+            if room == 0 {
+                return;
+            }
+            if self.shards.contains_key(&shard) {
+                continue;
+            }
+            if let Some((_, until)) = self.faults.get(&shard).filter(|(_, until)| *until > now) {
+                turn.wake = Some(turn.wake.map_or(*until, |wake| wake.min(*until)));
+                continue;
+            }
+            room -= 1;
+            self.shards.insert(shard, Hosted { run, epoch, state: State::Starting });
+            turn.orders.push(Order::Start { shard, run, uid, epoch, fence: fence.clone() });
+        }
+    }
+
+    fn abort_late(&mut self, now: Moment, turn: &mut Turn) {
+        for (&shard, hosted) in &mut self.shards {
+            let deadline = self.deadlines.get(&hosted.run).copied().unwrap_or(now);
+            let until = self.ends_at.map_or(deadline, |end| end.min(deadline));
+            let overdue = until.plus(self.times.grace);
+            let wake = match hosted.state {
+                State::Stopping if until <= now => {
+                    hosted.state = State::Aborted;
+                    turn.orders.push(Order::Abort(shard));
+                    overdue
+                }
+                State::Aborted if overdue <= now => {
+                    turn.overdue = true;
+                    continue;
+                }
+                State::Aborted => overdue,
+                State::Stopping => until,
+                State::Starting | State::Running => continue,
+            };
+            turn.wake = Some(turn.wake.map_or(wake, |at| at.min(wake)));
+        }
+    }
+
+    /// The slot of this very run in the map.
+    fn slot(&self) -> Option<(Slot, &ShardMap)> {
+        let (standing, map) = (self.standing?, self.map.as_ref()?);
+        let slot = map.slot_of(&self.me)?;
+        let entry = map.node(slot)?;
+        (entry.incarnation == standing.incarnation).then_some((slot, &**map))
+    }
+
+    fn find_wanted(&mut self) {
+        let mut wanted = BTreeMap::new();
+        if let Some((me, map)) = self.slot().filter(|_| self.hosts) {
+            let replicas = usize::from(map.header().replicas.get());
+            let rows = map.raw_owners().chunks_exact(replicas);
+            for (shard, row) in (0..).map(ShardId::new).zip(rows) {
+                let motions = map.motions().get(&shard).map_or(&[][..], Vec::as_slice);
+                let place = row.iter().position(|slot| *slot == me.get());
+                if is_mine(self.handoff, me, place, motions) {
+                    wanted.insert(shard, map.epoch(shard));
+                }
+            }
+        }
+        self.wanted = wanted;
+    }
+
+    /// A report is due when a move waits for it, or when it would say something else than the last one.
+    fn report(&mut self, turn: &mut Turn) {
+        let Some(standing) = self.standing else { return };
+        let Some(map) = &self.map else { return };
+        let run = standing.incarnation;
+        let mut report = Report::new(map.uid(), map.version());
+        for (&shard, hosted) in &self.shards {
+            match hosted.state {
+                State::Stopping | State::Aborted => {
+                    report.stopping.insert(shard);
+                }
+                State::Starting | State::Running => {}
+            }
+        }
+        let mut asked = None;
+        if let Some((me, map)) = self.slot() {
+            for (&shard, motions) in map.motions() {
+                for motion in motions {
+                    let owner = map.owner_slots(shard).nth(motion.replica.into());
+                    let other = Slot::from(motion.other);
+                    let starts = motion.phase == MotionPhase::MovingTo
+                        && self.handoff == Handoff::MakeBeforeBreak
+                        && other == me
+                        && owner != Some(me);
+                    let stops = match motion.phase {
+                        MotionPhase::MovingTo => owner == Some(me),
+                        MotionPhase::Leaving => other == me,
+                        _ => false,
+                    };
+                    if starts || stops {
+                        asked = asked.max(Some(motion.since));
+                    }
+                    let runs = self.shards.get(&shard).map(|hosted| hosted.state);
+                    if starts && (!self.hosts || runs == Some(State::Running)) {
+                        report.started.insert(shard);
+                    }
+                }
+            }
+        }
+        let last = self.reported.as_ref().filter(|(of, last)| *of == run && last.uid == report.uid);
+        let is_news = match last {
+            None => asked.is_some() || !report.stopping.is_empty(),
+            Some((_, last)) => {
+                asked > Some(last.applied)
+                    || (&last.stopping, &last.started) != (&report.stopping, &report.started)
+            }
+        };
+        // A stop that is not listed counts as done, so a report that can't list all of them is not made.
+        if is_news && report.stopping.len() <= REPORT_SHARDS_MAX {
+            self.reported = Some((run, report.clone()));
+            turn.report = Some((run, report));
+        }
+    }
+}
+
+/// Whether a node runs a shard in which it has this place.
+fn is_mine(handoff: Handoff, me: Slot, place: Option<usize>, motions: &[Motion]) -> bool {
+    let moving = |motion: &&Motion| motion.phase == MotionPhase::MovingTo;
+    let to_me = |motion: &&Motion| Slot::from(motion.other) == me;
+    let at = |motion: &Motion| usize::from(motion.replica);
+    let Some(place) = place else {
+        return handoff == Handoff::MakeBeforeBreak
+            && motions.iter().filter(moving).any(|motion| to_me(&motion));
+    };
+    match motions.iter().filter(moving).find(|motion| at(motion) == place) {
+        None => true,
+        // Nobody takes the place: it only has to stop.
+        Some(motion) if to_me(&motion) => false,
+        Some(_) if handoff == Handoff::MakeBeforeBreak => true,
+        // One that goes nearer to the front runs on.
+        Some(_) => motions.iter().filter(moving).any(|motion| to_me(&motion) && at(motion) < place),
+    }
+}
+
+#[cfg(test)]
+mod tests;
