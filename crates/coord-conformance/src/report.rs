@@ -25,7 +25,7 @@ impl Report {
     }
 
     /// Writes the report if a folder for it was named and a trial ran.
-    pub(crate) fn write_if_wanted(&self, fixture: &dyn Fixture) -> Result<(), String> {
+    pub(crate) fn write_if_wanted(&self, fixture: &dyn Fixture, slow: bool) -> Result<(), String> {
         let Some(folder) = std::env::var_os(VARIABLE) else { return Ok(()) };
         let trials = self.trials();
         if trials.is_empty() {
@@ -36,7 +36,8 @@ impl Report {
             "promises": promises(fixture)?,
             "trials": trials,
         });
-        let path = Path::new(&folder).join(format!("{}.json", fixture.name()));
+        let part = if slow { "-slow" } else { "" };
+        let path = Path::new(&folder).join(format!("{}{part}.json", fixture.name()));
         let written = std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::write(&path, format!("{value:#}\n")));
         written.map_err(|error| format!("{VARIABLE}: {}: {error}", path.display()))

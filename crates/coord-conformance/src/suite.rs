@@ -48,15 +48,16 @@ fn trials_of(fixture: Arc<dyn Fixture>, report: &Report) -> Vec<Trial> {
 /// the same arguments and output as any Rust test's.
 ///
 /// It fails if a trial failed, and also if none ran although nobody asked for a part. Where
-/// `COORD_CONFORMANCE_REPORT` names a folder, a run of the whole suite leaves `NAME.json` there: the
-/// backend's promises in words, and the outcome of each trial.
+/// `COORD_CONFORMANCE_REPORT` names a folder, a run of the whole suite leaves `NAME.json` there, and one of
+/// the slow trials alone (`--ignored`) `NAME-slow.json`: the backend's promises in words, and the outcome
+/// of each trial.
 pub fn main(fixture: impl Fixture) -> ExitCode {
     let (fixture, report): (Arc<dyn Fixture>, _) = (Arc::new(fixture), Report::default());
     let arguments = Arguments::from_args();
     let everything = arguments.filter.is_none() && arguments.skip.is_empty() && !arguments.list;
     let conclusion = libtest_mimic::run(&arguments, trials_of(Arc::clone(&fixture), &report));
     let counted = conclusion.num_passed + conclusion.num_failed + conclusion.num_ignored;
-    if everything && let Err(why) = report.write_if_wanted(&*fixture) {
+    if everything && let Err(why) = report.write_if_wanted(&*fixture, arguments.ignored) {
         return fail(&why);
     }
     if everything && counted == 0 { ExitCode::FAILURE } else { conclusion.exit_code() }

@@ -51,21 +51,26 @@ pub(crate) fn run(root: &Path, folder: &Path, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// All reports, in the order of the columns.
+/// All reports, in the order of the columns. The slow trials have run apart.
 fn read(folder: &Path) -> Result<Vec<Report>> {
-    let one = |name: &&str| {
-        let path = folder.join(format!("{name}.json"));
+    let part = |name: &str, part: &str| {
+        let path = folder.join(format!("{name}{part}.json"));
         let text = fs::read_to_string(&path).with_context(|| {
             format!("{}: run the conformance suite with COORD_CONFORMANCE_REPORT", path.display())
         })?;
         let report: Report =
             serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-        if report.backend != **name {
+        if report.backend != name {
             bail!("{} is a report of {}", path.display(), report.backend);
         }
         Ok(report)
     };
-    BACKENDS.iter().map(one).collect()
+    let whole = |name: &&str| {
+        let mut report = part(name, "")?;
+        report.trials.extend(part(name, "-slow")?.trials);
+        Ok(report)
+    };
+    BACKENDS.iter().map(whole).collect()
 }
 
 fn conformance(reports: &[Report]) -> String {
@@ -127,6 +132,7 @@ fn promises(readme: &str, reports: &[Report]) -> Result<String> {
     };
     let scheme = |name: &str| match name {
         "memory" => "always there, `memory://cluster`".to_owned(),
+        "kube" => "`kube`, `kube:///cluster?namespace=…`".to_owned(),
         name => format!("`{name}`, `{name}://host,host/cluster`"),
     };
     let page = |name: &str| match name {
