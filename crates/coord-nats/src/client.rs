@@ -10,6 +10,7 @@ mod connect;
 mod expiry;
 mod watch;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,8 +23,7 @@ use bytes::Bytes;
 use coord_core::{Effect, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{broadcast, watch as changes};
+use tokio::sync::watch as changes;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -52,6 +52,8 @@ const BATCH_COMMIT: &str = "Nats-Batch-Commit";
 
 /// What the headers and the subject of a message take at most, of what the server takes for all.
 const HEADER_BYTES: usize = 4 * 1024;
+/// How many denials are kept to be looked at.
+const DENIALS_MAX: usize = 64;
 /// How often a lost connection is looked at by those who wait for it.
 const READY_PAUSE: Duration = Duration::from_millis(20);
 /// How long `close` waits for what tidies up.
@@ -70,20 +72,44 @@ struct Shared {
     request_timeout: Duration,
     closed: CancellationToken,
     tasks: TaskTracker,
-    /// What the server denied, as it says it.
-    denials: broadcast::Sender<Arc<str>>,
-    /// Counts how often the connection was lost.
-    losses: changes::Receiver<u64>,
+    /// What ends requests and watches before their time.
+    trouble: Arc<changes::Sender<Trouble>>,
     /// The newest that is known of the servers' clock.
     sample: Mutex<Option<Sample>>,
 }
 
-impl Shared {
-    /// What tells of a lost connection from now on.
-    fn losses(&self) -> changes::Receiver<u64> {
-        let mut losses = self.losses.clone();
-        losses.mark_unchanged();
-        losses
+/// What ends requests and watches before their time, all in one place: each request waits for it,
+/// and a place to wait in is a lock to take.
+#[derive(Default)]
+struct Trouble {
+    closed: bool,
+    /// How often the connection was lost.
+    losses: u64,
+    /// How often the server denied something.
+    denials: u64,
+    /// What it said, the newest last; older ones are thrown away.
+    denied: VecDeque<Arc<str>>,
+}
+
+impl Trouble {
+    fn note_denial(&mut self, said: Arc<str>) {
+        self.denials += 1;
+        self.denied.push_back(said);
+        if self.denied.len() > DENIALS_MAX {
+            self.denied.pop_front();
+        }
+    }
+
+    /// What the server said after this many denials that denies this subject, or all replies.
+    fn denial(&self, after: u64, subject: &str) -> Option<Arc<str>> {
+        let new = usize::try_from(self.denials - after).unwrap_or(usize::MAX);
+        if new == 0 {
+            return None;
+        }
+        let quoted = format!("\"{subject}\"");
+        let about =
+            |said: &&Arc<str>| said.contains(&quoted) || said.contains("Subscription to \"_INBOX");
+        self.denied.iter().rev().take(new).rev().find(about).cloned()
     }
 }
 
@@ -212,7 +238,7 @@ impl Client {
         match (self.stored(op, subject).await?, self.expiry) {
             (None, _) => Ok(Last::default()),
             (Some(stored), Expiry::Server) => Ok(stored.last),
-            (Some(stored), Expiry::Clients) => self.judged(op, subject, stored).await,
+            (Some(stored), Expiry::Clients) => Box::pin(self.judged(op, subject, stored)).await,
         }
     }
 
@@ -254,7 +280,7 @@ impl Client {
             return Ok(Outcome::Conflict);
         }
         let headers = put.headers(self.expiry);
-        let reply = self.request(op, put.subject.to_owned(), headers, put.value).await?;
+        let reply = self.request(op, put.subject, headers, put.value).await?;
         outcome(op, &reply)
     }
 
@@ -268,7 +294,7 @@ impl Client {
         let mut headers = put.headers(self.expiry);
         headers.insert(ASIDE, format!("{} {}", put.value.len(), aside.what));
         let both = [&put.value[..], &aside.value].concat();
-        let reply = self.request(op, put.subject.to_owned(), headers, both.into()).await?;
+        let reply = self.request(op, put.subject, headers, both.into()).await?;
         outcome(op, &reply)
     }
 
@@ -278,7 +304,7 @@ impl Client {
         match (self.expiry, put.ttl, &put.condition) {
             (Expiry::Clients, Some(_), Condition::At(at)) if *at > 0 => {
                 // One that has a lower sequence was read from a deposed leader.
-                Ok(self.get(op, put.subject).await?.sequence > *at)
+                Ok(Box::pin(self.get(op, put.subject)).await?.sequence > *at)
             }
             _ => Ok(false),
         }
@@ -314,7 +340,7 @@ impl Client {
         headers.insert(BATCH_ID, batch.as_str());
         headers.insert(BATCH_SEQUENCE, "2");
         headers.insert(BATCH_COMMIT, "1");
-        let reply = self.request(op, put.subject.to_owned(), headers, put.value).await?;
+        let reply = self.request(op, put.subject, headers, put.value).await?;
         outcome(op, &reply)
     }
 
@@ -346,7 +372,7 @@ impl Client {
         if expired {
             headers.insert(EXPIRED, "1");
         }
-        let reply = self.request(op, put.subject.to_owned(), headers, Bytes::new()).await?;
+        let reply = self.request(op, put.subject, headers, Bytes::new()).await?;
         let outcome = outcome(op, &reply)?;
         if let (Outcome::Done(marker), Expiry::Clients) = (outcome, self.expiry) {
             self.forget(put.subject, marker, put.ttl.unwrap_or_default());
@@ -367,6 +393,7 @@ impl Client {
     /// Tells the server and ends everything of this handle.
     pub(crate) async fn close(&self, op: Op<'_>) -> Result<()> {
         self.shared.closed.cancel();
+        self.shared.trouble.send_modify(|trouble| trouble.closed = true);
         self.shared.tasks.close();
         let tidy = async {
             self.shared.tasks.wait().await;
@@ -391,7 +418,7 @@ impl Client {
         };
         let body = serde_json::to_vec(request).map_err(unwritable)?;
         let subject = format!("$JS.API.{api}");
-        let reply = self.request(op, subject, HeaderMap::new(), body.into()).await?;
+        let reply = self.request(op, &subject, HeaderMap::new(), body.into()).await?;
         let unreadable = || op.unclear("the server's answer can't be read");
         let parsed: Reply<T> = serde_json::from_slice(&reply.payload)
             .map_err(|source| unreadable().with_source(source))?;
@@ -406,31 +433,45 @@ impl Client {
     async fn request(
         &self,
         op: Op<'_>,
-        subject: String,
+        subject: &str,
         headers: HeaderMap,
         payload: Bytes,
     ) -> Result<Message> {
         self.ready(op).await?;
-        let mut losses = self.shared.losses();
-        let mut denials = self.shared.denials.subscribe();
+        let mut trouble = self.shared.trouble.subscribe();
+        let (losses, denials) = {
+            let before = trouble.borrow();
+            (before.losses, before.denials)
+        };
+        let mut ended = None;
+        let is_over = |trouble: &Trouble| {
+            if trouble.closed {
+                // What was sent may be applied all the same.
+                ended = Some(match op.effect {
+                    Effect::None => op.closed(),
+                    _ => op.closed().effect_unknown(),
+                });
+            } else if let Some(denial) = trouble.denial(denials, subject) {
+                ended = Some(op.denied(&denial));
+            } else if trouble.losses != losses {
+                ended = Some(op.unclear("the connection was lost"));
+            }
+            ended.is_some()
+        };
         let mut request = Request::new().payload(payload).timeout(None);
         if !headers.is_empty() {
             request = request.headers(headers);
         }
-        let reply = self.vendor.send_request(subject.clone(), request);
-        tokio::select! {
+        let reply = self.vendor.send_request(subject.to_owned(), request);
+        let reply = tokio::select! {
             biased;
-            // What was sent may be applied all the same.
-            () = self.shared.closed.cancelled() => Err(match op.effect {
-                Effect::None => op.closed(),
-                _ => op.closed().effect_unknown(),
-            }),
-            reply = timeout(self.shared.request_timeout, reply) => match reply {
-                Ok(reply) => reply.map_err(|error| request_error(op, error)),
-                Err(_) => Err(op.unclear("no answer in time")),
-            },
-            denial = denied(&mut denials, &subject) => Err(op.denied(&denial)),
-            _ = losses.changed() => Err(op.unclear("the connection was lost")),
+            reply = timeout(self.shared.request_timeout, reply) => Some(reply),
+            _ = trouble.wait_for(is_over) => None,
+        };
+        match reply {
+            Some(Ok(reply)) => reply.map_err(|error| request_error(op, error)),
+            Some(Err(_)) => Err(op.unclear("no answer in time")),
+            None => Err(ended.unwrap_or_else(|| op.unclear("the connection was lost"))),
         }
     }
 
@@ -533,22 +574,6 @@ fn seconds(ttl: Duration) -> String {
     format!("{}s", millis.div_ceil(1_000).max(1))
 }
 
-/// Waits until the server says that it denies this subject, or all replies.
-async fn denied(denials: &mut broadcast::Receiver<Arc<str>>, subject: &str) -> Arc<str> {
-    loop {
-        match denials.recv().await {
-            Ok(denial) => {
-                let quoted = format!("\"{subject}\"");
-                if denial.contains(&quoted) || denial.contains("Subscription to \"_INBOX") {
-                    return denial;
-                }
-            }
-            Err(RecvError::Lagged(_)) => {}
-            Err(RecvError::Closed) => std::future::pending().await,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -573,6 +598,26 @@ mod tests {
         ] {
             assert_eq!(is_marker(headers), gone, "{headers:?}");
         }
+    }
+
+    #[test]
+    fn a_denial_ends_what_it_is_about_and_came_before() {
+        let mut trouble = Trouble::default();
+        trouble.note_denial("permissions violation for publish to \"a.b\"".into());
+        assert!(trouble.denial(0, "a.b").is_some());
+        assert_eq!((trouble.denial(0, "a"), trouble.denial(1, "a.b")), (None, None));
+        for number in 0..2 * DENIALS_MAX {
+            trouble
+                .note_denial(format!("permissions violation for publish to \"{number}\"").into());
+        }
+        assert_eq!(trouble.denied.len(), DENIALS_MAX);
+        assert_eq!(trouble.denial(0, "a.b"), None, "thrown away");
+        let last = (2 * DENIALS_MAX - 1).to_string();
+        assert!(trouble.denial(trouble.denials - 1, &last).is_some());
+        trouble.note_denial("permissions violation for subscription to \"_INBOX.x\"".into());
+        assert_eq!(trouble.denial(trouble.denials - 1, "a.b"), None);
+        trouble.note_denial("Permissions Violation for Subscription to \"_INBOX.x\"".into());
+        assert!(trouble.denial(trouble.denials - 1, "a.b").is_some());
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! A dot separates the tokens of a subject, so the dots of a name stand as slashes, which no name
 //! holds. No name holds a wildcard either: only the filters below do.
 
+use bytes::Bytes;
 use coord_core::wire::ChunkKey;
 use coord_core::{ClusterName, LeaseName, NodeId, RequestId, Revision, TableName};
 
@@ -28,7 +29,7 @@ impl Keys {
     }
 
     pub(crate) fn lease(&self, name: &LeaseName) -> String {
-        format!("{}.lease.{}", self.root, token(name.as_str()))
+        self.subject("lease", name.as_str())
     }
 
     /// A filter for all leases.
@@ -44,7 +45,7 @@ impl Keys {
     }
 
     pub(crate) fn node(&self, id: &NodeId) -> String {
-        format!("{}.node.{}", self.root, token(id.as_str()))
+        self.subject("node", id.as_str())
     }
 
     /// A filter for all nodes.
@@ -53,7 +54,7 @@ impl Keys {
     }
 
     pub(crate) fn table(&self, name: &TableName) -> String {
-        format!("{}.table.{}", self.root, token(name.as_str()))
+        self.subject("table", name.as_str())
     }
 
     /// A filter for all tables' heads.
@@ -79,7 +80,7 @@ impl Keys {
     }
 
     pub(crate) fn guard(&self, table: &TableName) -> String {
-        format!("{}.guard.{}", self.root, token(table.as_str()))
+        self.subject("guard", table.as_str())
     }
 
     pub(crate) fn asked(&self, id: RequestId) -> String {
@@ -106,6 +107,22 @@ impl Keys {
         Some((parts.next()?.parse().ok()?, is_answer))
     }
 
+    /// In one piece of memory: every renewal makes one.
+    fn subject(&self, kind: &str, name: &str) -> String {
+        let bytes = self.root.len() + kind.len() + name.len() + 2;
+        let mut subject = String::with_capacity(bytes);
+        for part in [&self.root, ".", kind, "."] {
+            subject.push_str(part);
+        }
+        for (place, part) in name.split('.').enumerate() {
+            if place > 0 {
+                subject.push('/');
+            }
+            subject.push_str(part);
+        }
+        subject
+    }
+
     /// A subject that `check` writes to.
     pub(crate) fn probe(&self, name: &str) -> String {
         format!("{}.check.{name}", self.root)
@@ -123,9 +140,10 @@ pub(crate) struct Mark {
 
 impl Mark {
     pub(crate) fn revision(self) -> Revision {
-        let mut bytes = self.sequence.to_be_bytes().to_vec();
-        bytes.extend_from_slice(&self.whose.to_be_bytes());
-        Revision::from_bytes(bytes)
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.sequence.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.whose.to_be_bytes());
+        Revision::from_bytes(Bytes::copy_from_slice(&bytes))
     }
 
     /// The sequence that a revision shows, if this backend made it for that attempt or incarnation.

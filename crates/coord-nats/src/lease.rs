@@ -73,7 +73,8 @@ impl Lease for Handle {
                     return Ok(Renew::Renewed(grant));
                 }
             }
-            let last = self.client.get(op, &subject).await?;
+            // Boxed, so that it takes no room in the future of each renewal.
+            let last = Box::pin(self.client.get(op, &subject)).await?;
             match self.held(op, &grant.lease, last)? {
                 // Written meanwhile by a call of one's own whose reply was lost, or by another copy
                 // of the grant. That was before this call: the TTL has to be counted anew all the

@@ -74,6 +74,7 @@ fn suite(prefix: &str, nats: &Result<Nats, Missing>) -> Vec<Trial> {
         on(&name("credentials_log_in"), nats, credentials),
         on(&name("one_of_several_servers_is_enough"), nats, several),
         on(&name("old_chunks_are_removed"), nats, old_chunks),
+        on(&name("a_watch_that_ends_takes_its_consumer_along"), nats, consumers),
         on(&name("a_cluster_outlives_its_leader"), nats, cluster),
         on(&name(TLS), nats, encrypted),
     ]
@@ -81,7 +82,8 @@ fn suite(prefix: &str, nats: &Result<Nats, Missing>) -> Vec<Trial> {
 
 /// What who reads has to publish to.
 const READING: &str = "\"$JS.API.STREAM.INFO.KV_coord\", \"$JS.API.STREAM.MSG.GET.KV_coord\", \
-                       \"$JS.API.CONSUMER.CREATE.KV_coord.>\"";
+                       \"$JS.API.CONSUMER.CREATE.KV_coord.>\", \
+                       \"$JS.API.CONSUMER.DELETE.KV_coord.>\"";
 
 /// A trial on a server of its own.
 fn on<F>(name: &str, nats: &Result<Nats, Missing>, body: fn(Nats) -> F) -> Trial
@@ -148,6 +150,47 @@ fn nobody() -> Done {
     ensure(error.to_string().contains("is one up there?"), &error)?;
     ensure(!format!("{error} {error:?}").contains("hunter2"), &error)?;
     ensure(begun.elapsed() < Duration::from_secs(3), begun.elapsed())
+}
+
+/// Waits until the bucket has so many consumers. The limit is well below the time after which the
+/// server deletes those that nobody reads.
+async fn has_consumers(server: &Server, wanted: usize) -> Done {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        let info = api(server, "STREAM.INFO.KV_coord", "").await?;
+        if info.contains(&format!("\"consumer_count\":{wanted}}}"))
+            || info.contains(&format!("\"consumer_count\":{wanted},"))
+        {
+            return Ok(());
+        }
+        ensure(Instant::now() < end, (wanted, info))?;
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn consumers(nats: Nats) -> Done {
+    let server = nats.start()?;
+    let backend = open(&server, "").await?;
+    let lease = LeaseName::new("jobs")?;
+    let watch = async || {
+        let mut watch = backend.lease().watch(&lease);
+        watch.next().await.ok_or("no snapshot")??;
+        Ok::<_, Failed>(watch)
+    };
+    let kept = watch().await?;
+    for _ in 0..3 {
+        let mut watches = Vec::new();
+        for _ in 0..20 {
+            watches.push(watch().await?);
+        }
+        has_consumers(&server, 21).await?;
+        drop(watches);
+        has_consumers(&server, 1).await?;
+    }
+    backend.close().await?;
+    has_consumers(&server, 0).await?;
+    drop(kept);
+    Ok(())
 }
 
 async fn no_jetstream(nats: Nats) -> Done {

@@ -6,27 +6,23 @@ use std::time::Duration;
 
 use async_nats::{ConnectOptions, Event, ServerAddr};
 use coord_core::{Error, ErrorKind, Result};
-use tokio::sync::{broadcast, watch as changes};
+use tokio::sync::watch as changes;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Client, Expiry, Shared};
+use super::{Client, Expiry, Shared, Trouble};
 use crate::config::{Config, Login};
 use crate::error::{Op, connect_error};
 
 /// How long a client waits between two tries to come back, at most. A lease that lives for 10 s is
 /// still there then.
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(500);
-/// How many denials may wait to be looked at.
-const DENIALS_MAX: usize = 64;
 
 impl Client {
     /// Connects to one of the servers.
     pub(super) async fn connect(op: Op<'_>, config: &Config) -> Result<Self> {
-        let (denials, _) = broadcast::channel(DENIALS_MAX);
-        let (lost, losses) = changes::channel(0_u64);
-        let heard = denials.clone();
-        let lost = Arc::new(lost);
+        let trouble = Arc::new(changes::Sender::new(Trouble::default()));
+        let noted = Arc::clone(&trouble);
         let options = login(op, &config.login)
             .await?
             .name("coord")
@@ -35,7 +31,7 @@ impl Client {
             .ping_interval(config.request_timeout)
             .reconnect_delay_callback(pause)
             .event_callback(move |event| {
-                note(&event, &heard, &lost);
+                note(&event, &noted);
                 async {}
             });
         let options = encrypted(op, options, config).await?;
@@ -54,8 +50,7 @@ impl Client {
             request_timeout: config.request_timeout,
             closed: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            denials,
-            losses,
+            trouble,
             sample: Mutex::default(),
         };
         Ok(Self { vendor, shared: Arc::new(shared), expiry: Expiry::Server })
@@ -63,14 +58,15 @@ impl Client {
 }
 
 /// Keeps what requests and watches have to know of what happens to the connection.
-fn note(event: &Event, denials: &broadcast::Sender<Arc<str>>, lost: &changes::Sender<u64>) {
+fn note(event: &Event, trouble: &changes::Sender<Trouble>) {
     match event {
-        Event::Disconnected | Event::Closed => lost.send_modify(|losses| *losses += 1),
+        Event::Disconnected | Event::Closed => {
+            trouble.send_modify(|trouble| trouble.losses += 1);
+        }
         Event::ServerError(error) => {
             let text = error.to_string();
             if text.to_ascii_lowercase().contains("permissions violation") {
-                // An error only says that nobody waits for an answer.
-                let _ = denials.send(text.into());
+                trouble.send_modify(|trouble| trouble.note_denial(text.into()));
             }
         }
         _ => {}

@@ -18,11 +18,12 @@ use futures::stream::{self, BoxStream, StreamExt};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch as changes};
-use tokio::time::{Instant, sleep_until, timeout_at};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::expiry::{EXPIRED, End, Ends, TTL_MS, ttl_of};
-use super::{ASIDE, Client, Expiry, MARKER_REASON, OPERATION, apart, is_removal};
+use super::{ASIDE, Client, Expiry, MARKER_REASON, OPERATION, Trouble, apart, is_removal};
 use crate::error::Op;
 
 /// How often the server says that there is nothing to say, and after which silence it is away.
@@ -272,10 +273,49 @@ impl Deadlines {
     }
 }
 
+/// Deletes a consumer when it is dropped, as far as that goes: the server deletes it all the same,
+/// but only after a while, and it takes so many at a time only.
+struct Deletion {
+    vendor: async_nats::Client,
+    subject: String,
+    runtime: Handle,
+    limit: Duration,
+    /// Has `close` wait for it.
+    tasks: TaskTracker,
+    _pending: TaskTrackerToken,
+}
+
+impl Deletion {
+    fn of(client: &Client, consumer: &str) -> Self {
+        Self {
+            vendor: client.vendor.clone(),
+            subject: format!("$JS.API.CONSUMER.DELETE.{}.{consumer}", client.shared.stream),
+            runtime: Handle::current(),
+            limit: client.shared.request_timeout,
+            tasks: client.tasks().clone(),
+            _pending: client.tasks().token(),
+        }
+    }
+}
+
+impl Drop for Deletion {
+    fn drop(&mut self) {
+        let (vendor, subject) = (self.vendor.clone(), std::mem::take(&mut self.subject));
+        let limit = self.limit;
+        // Without a connection it waits for the next one. Nobody needs the answer.
+        let delete = async move { timeout(limit, vendor.publish(subject, Bytes::new())).await };
+        self.tasks.spawn_on(delete, &self.runtime);
+    }
+}
+
 /// What the server sends.
 struct Subscription {
     messages: Subscriber,
-    losses: changes::Receiver<u64>,
+    trouble: changes::Receiver<Trouble>,
+    /// How often the connection had been lost at the beginning.
+    losses: u64,
+    /// Deletes the server's consumer when the subscription is dropped.
+    _deletion: Deletion,
     /// How many messages were taken in.
     taken: u64,
     /// How many make the snapshot.
@@ -319,10 +359,11 @@ impl Subscription {
         if client.expiry == Expiry::Clients {
             client.sample_time(op).await?;
         }
-        let losses = client.shared.losses();
+        let trouble = client.shared.trouble.subscribe();
+        let losses = trouble.borrow().losses;
         let inbox = client.vendor.new_inbox();
         let subscribe = client.vendor.subscribe(inbox.clone());
-        let messages = match tokio::time::timeout(client.shared.request_timeout, subscribe).await {
+        let messages = match timeout(client.shared.request_timeout, subscribe).await {
             Ok(Ok(messages)) => messages,
             Ok(Err(error)) => return Err(op.unclear("the connection broke").with_source(error)),
             Err(_) => return Err(op.unclear("no room for a request in time")),
@@ -341,13 +382,17 @@ impl Subscription {
             num_replicas: 1,
             mem_storage: true,
         };
+        // From here on, as a creation whose answer nobody waits for may be done all the same.
+        let deletion = Deletion::of(client, &name);
         let api = format!("CONSUMER.CREATE.{stream}.{name}.{filter}");
         let request = Create { stream_name: stream, config };
         let created: Created =
             client.api(op, &api, &request).await?.map_err(|refusal| refusal.error(op))?;
         Ok(Self {
             messages,
+            trouble,
             losses,
+            _deletion: deletion,
             taken: 0,
             pending: created.num_pending,
             is_current: created.num_pending == 0,
@@ -360,7 +405,7 @@ impl Subscription {
         let message = tokio::select! {
             biased;
             message = timeout_at(self.heard + SILENCE_MAX, self.messages.next()) => message,
-            _ = self.losses.changed() => return Err(op.unclear("the connection was lost")),
+            _ = self.trouble.wait_for(|trouble| trouble.losses != self.losses) => return Err(op.unclear("the connection was lost")),
         };
         let message = match message {
             Ok(Some(message)) => message,
