@@ -182,8 +182,12 @@ struct RsLocks {
 #[async_trait]
 impl Fleet for RsLocks {
     async fn renew_all(&mut self) {
-        let renewals = self.locks.iter().map(|lock| self.manager.extend(lock, self.ttl));
-        for renewed in join_all(renewals).await {
+        let Self { manager, locks, ttl } = self;
+        let (manager, ttl) = (&*manager, *ttl);
+        let renewals: Vec<_> = locks.iter().map(|lock| manager.extend(lock, ttl)).collect();
+        // Its client gives up after half a second, too early for thousands of requests at once.
+        let renewed: Vec<_> = stream::iter(renewals).buffer_unordered(SETUP_MAX).collect().await;
+        for renewed in renewed {
             renewed.expect("extended");
         }
     }

@@ -12,6 +12,8 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::contender::{Contender, Fleet, Held};
 use crate::{SETUP_MAX, spawn};
 
+/// How long a request may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 const RENEW: &str = "\
 if redis.call('GET', KEYS[1]) == ARGV[1] then \
     return redis.call('PEXPIRE', KEYS[1], ARGV[2]) \
@@ -42,7 +44,10 @@ pub(crate) struct Raw {
 impl Raw {
     pub(crate) async fn connect(addresses: &[String]) -> Self {
         let client = Client::open(format!("redis://{}/", addresses[0])).expect("a URL");
-        let mut connection = client.get_multiplexed_async_connection().await.expect("connects");
+        // By default it gives up after half a second, too early for thousands of requests at once.
+        let settings = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        let connected = client.get_multiplexed_async_connection_with_config(&settings);
+        let mut connection = connected.await.expect("connects");
         let mut notify = redis::cmd("CONFIG");
         notify.arg("SET").arg("notify-keyspace-events").arg("Kgx");
         let () = notify.query_async(&mut connection).await.expect("set");
