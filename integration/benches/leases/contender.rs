@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_integration::servers::Server;
 
+#[cfg(feature = "bench-kubert")]
+use crate::kubert;
+use crate::store::Store;
+use crate::{coord_leases, etcd, kube, nats, redis};
 #[cfg(feature = "bench-lease-peers")]
-use crate::peers;
-use crate::{coord_leases, etcd, nats};
+use crate::{kube_peers, peers};
 
 /// One client with connections of its own.
 #[async_trait]
@@ -45,10 +47,12 @@ pub(crate) struct Kind {
     pub(crate) is_slow: bool,
     /// Whether only its renewals are its own.
     pub(crate) only_renews: bool,
+    /// Whether who waits for it sleeps until the TTL is over, whatever happens to the lease.
+    pub(crate) sleeps: bool,
 }
 
 const fn kind(backend: &'static str, name: &'static str) -> Kind {
-    Kind { name, backend, is_raw: false, is_slow: false, only_renews: false }
+    Kind { name, backend, is_raw: false, is_slow: false, only_renews: false, sleeps: false }
 }
 
 /// All that were built.
@@ -69,14 +73,26 @@ pub(crate) const KINDS: &[Kind] = &[
     kind("nats", "coord"),
     kind("nats", "coord, trait alone"),
     kind("nats", "async-nats KV"),
+    Kind { is_raw: true, ..kind("redis", "raw client") },
+    kind("redis", "coord"),
+    kind("redis", "coord, trait alone"),
+    #[cfg(feature = "bench-lease-peers")]
+    kind("redis", "rslock 0.10.0"),
+    Kind { is_raw: true, ..kind("kube", "raw client") },
+    kind("kube", "coord"),
+    kind("kube", "coord, trait alone"),
+    #[cfg(feature = "bench-lease-peers")]
+    Kind { sleeps: true, ..kind("kube", "kube-lease-manager 0.13.1") },
+    #[cfg(feature = "bench-kubert")]
+    Kind { sleeps: true, ..kind("kube", "kubert 0.25.0") },
 ];
 
 /// Connects a contender.
-pub(crate) async fn connect(kind: Kind, server: &Server) -> Box<dyn Contender> {
-    let addresses = server.addresses();
+pub(crate) async fn connect(kind: Kind, store: &Store) -> Box<dyn Contender> {
+    let addresses = store.addresses();
     match (kind.backend, kind.name) {
-        (_, "coord") => Box::new(coord_leases::Sessions::connect(server).await),
-        (_, "coord, trait alone") => Box::new(coord_leases::Trait::connect(server).await),
+        (_, "coord") => Box::new(coord_leases::Sessions::connect(store).await),
+        (_, "coord, trait alone") => Box::new(coord_leases::Trait::connect(store).await),
         ("etcd", "raw client") => Box::new(etcd::Raw::connect(addresses).await),
         ("etcd", "raw client, each key read") => {
             Box::new(etcd::RawChecked(etcd::Raw::connect(addresses).await))
@@ -91,6 +107,16 @@ pub(crate) async fn connect(kind: Kind, server: &Server) -> Box<dyn Contender> {
         ("etcd", "photon-etcd-cluster 0.1.0") => Box::new(peers::Photon::new(addresses)),
         ("nats", "raw client") => Box::new(nats::Raw::connect(addresses).await),
         ("nats", "async-nats KV") => Box::new(nats::Kv::connect(addresses).await),
+        ("redis", "raw client") => Box::new(redis::Raw::connect(addresses).await),
+        #[cfg(feature = "bench-lease-peers")]
+        ("redis", "rslock 0.10.0") => Box::new(peers::RsLock::new(addresses)),
+        ("kube", "raw client") => Box::new(kube::Raw::connect(store.kubeconfig()).await),
+        #[cfg(feature = "bench-lease-peers")]
+        ("kube", "kube-lease-manager 0.13.1") => {
+            Box::new(kube_peers::Manager::connect(store.kubeconfig()).await)
+        }
+        #[cfg(feature = "bench-kubert")]
+        ("kube", "kubert 0.25.0") => Box::new(kubert::Kubert::connect(store.kubeconfig()).await),
         _ => unreachable!("no such contender: {kind:?}"),
     }
 }

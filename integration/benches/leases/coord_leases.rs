@@ -9,38 +9,43 @@ use coord::{
     Acquire, AcquireRequest, AttemptId, Coord, Grant, Holder, Incarnation, Lease, LeaseEvent,
     LeaseName, NodeId, Renew, Ttl,
 };
-use coord_integration::servers::Server;
 use futures::StreamExt as _;
-use futures::future::join_all;
 use futures::stream;
 
 use crate::SETUP_MAX;
 use crate::contender::{Contender, Fleet, Held};
+use crate::store::Store;
 
 /// How a user of coord does it.
-pub(crate) struct Sessions(Coord);
+pub(crate) struct Sessions {
+    coord: Coord,
+    /// How many leases are renewed at once: requests to Kubernetes may each take a connection.
+    at_once: usize,
+}
 
 impl Sessions {
-    pub(crate) async fn connect(server: &Server) -> Self {
-        let coord = coord::connect(&format!("{}/bench", server.url())).await.expect("connects");
+    pub(crate) async fn connect(store: &Store) -> Self {
+        let coord = coord::connect(&store.coord_url()).await.expect("connects");
         let node = NodeId::new(format!("node-{}", Incarnation::random())).expect("id");
-        Self(coord.with_node(node))
+        let at_once = if store.backend() == "kube" { SETUP_MAX } else { usize::MAX };
+        Self { coord: coord.with_node(node), at_once }
     }
 
     pub(crate) fn lease(&self) -> Arc<dyn Lease> {
-        self.0.backend().lease()
+        self.coord.backend().lease()
     }
 }
 
 #[async_trait]
 impl Contender for Sessions {
     async fn acquire(&self, lease: &str, ttl: Duration) -> Box<dyn Held> {
-        let builder = self.0.lease(lease).expect("a good name").ttl(ttl);
+        let builder = self.coord.lease(lease).expect("a good name").ttl(ttl);
         Box::new(Guard(builder.acquire().await.expect("acquires")))
     }
 
     async fn fleet(&self, prefix: &str, size: usize, ttl: Duration) -> Option<Box<dyn Fleet>> {
-        Some(Box::new(Grants::acquire(self.lease(), prefix, size, ttl).await))
+        let grants = Grants::acquire(self.lease(), prefix, size, ttl).await;
+        Some(Box::new(Grants { at_once: self.at_once.min(size), ..grants }))
     }
 }
 
@@ -57,9 +62,9 @@ impl Held for Guard {
 pub(crate) struct Trait(Arc<dyn Lease>, Coord);
 
 impl Trait {
-    pub(crate) async fn connect(server: &Server) -> Self {
-        let sessions = Sessions::connect(server).await;
-        Self(sessions.lease(), sessions.0)
+    pub(crate) async fn connect(store: &Store) -> Self {
+        let sessions = Sessions::connect(store).await;
+        Self(sessions.lease(), sessions.coord)
     }
 }
 
@@ -110,6 +115,7 @@ fn request(lease: &str, ttl: Duration) -> AcquireRequest {
 struct Grants {
     lease: Arc<dyn Lease>,
     grants: Vec<Grant>,
+    at_once: usize,
 }
 
 impl Grants {
@@ -124,15 +130,15 @@ impl Grants {
             }
         });
         let grants = stream::iter(acquires).buffer_unordered(SETUP_MAX).collect().await;
-        Self { lease, grants }
+        Self { lease, grants, at_once: size }
     }
 }
 
 #[async_trait]
 impl Fleet for Grants {
     async fn renew_all(&mut self) {
-        let renewals = self.grants.iter().map(|grant| self.lease.renew(grant));
-        let renewed = join_all(renewals).await;
+        let renewals: Vec<_> = self.grants.iter().map(|grant| self.lease.renew(grant)).collect();
+        let renewed: Vec<_> = stream::iter(renewals).buffered(self.at_once).collect().await;
         for (grant, renewed) in self.grants.iter_mut().zip(renewed) {
             match renewed.expect("answers") {
                 Renew::Renewed(renewed) => *grant = renewed,

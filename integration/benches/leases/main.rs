@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo xtask cargo bench -p coord-integration --features bench-lease-peers --bench leases --profile release
-//!     [-- [--smoke] [--only PART] [--backend etcd|nats] [--nodes NUMBER]]
+//!     [-- [--smoke] [--only PART] [--backend etcd|nats|redis|kube] [--nodes NUMBER]]
 //! ```
 //! `--smoke` does a little of everything, to see that it works; with the feature `bench-leases` alone the other
 //! crates are left out.
@@ -13,22 +13,30 @@ mod contender;
 mod coord_leases;
 mod counters;
 mod etcd;
+mod kube;
+#[cfg(feature = "bench-lease-peers")]
+mod kube_peers;
+#[cfg(feature = "bench-kubert")]
+mod kubert;
 mod measure;
 mod nats;
 #[cfg(feature = "bench-lease-peers")]
 mod peers;
+mod redis;
 mod stats;
+mod store;
 
 use std::time::Duration;
 
-use coord_integration::Missing;
-use coord_integration::servers::{Etcd, Nats, Server};
 use tokio_util::task::AbortOnDropHandle;
+
+use self::store::{BACKENDS, Store};
 
 /// How many leases of a fleet are acquired at once.
 const SETUP_MAX: usize = 64;
 
 /// How much is measured.
+#[derive(Clone)]
 struct Extent {
     /// Rounds that are not counted.
     warm_up: u32,
@@ -52,10 +60,29 @@ const FULL: Extent = Extent {
     fleets: &[(1, 500), (64, 100), (10_000, 7)],
     takeovers: 6,
     watchers: 50,
-    // A watch of the client's leaves a consumer behind for 30 s, and the server takes so many only.
-    fan_outs: 6,
+    fan_outs: 30,
     noleader: Some(Duration::from_secs(240)),
 };
+
+impl Extent {
+    /// The same, where a store allows no more than that.
+    fn on(mut self, backend: &str) -> Self {
+        match backend {
+            "kube" => {
+                self.acquires = self.acquires.min(100);
+                self.handovers = self.handovers.min(60);
+                self.takeovers = self.takeovers.min(4);
+                if self.fleets.len() > 2 {
+                    self.fleets = &[(1, 200), (64, 30), (1_000, 4)];
+                }
+            }
+            // A watch of the client's leaves a consumer behind for 30 s, and the server takes so many only.
+            "nats" => self.fan_outs = self.fan_outs.min(6),
+            _ => {}
+        }
+        self
+    }
+}
 
 const SMOKE: Extent = Extent {
     warm_up: 1,
@@ -86,31 +113,28 @@ fn main() {
             }
             "--hold" => {
                 let mut next = || arguments.next().expect("--hold BACKEND KIND LEASE");
-                let server = start(&next(), 1).expect("a URL");
-                return runtime.block_on(measure::hold(&server, &next(), &next()));
+                let store = Store::start(&next(), 1).expect("one that runs");
+                return runtime.block_on(measure::hold(&store, &next(), &next()));
             }
             other => panic!("unknown argument {other:?}; --smoke, --only, --backend, --nodes"),
         }
     }
-    for name in ["etcd", "nats"] {
-        if backend.as_deref().is_some_and(|wanted| wanted != name) {
+    for name in BACKENDS {
+        if backend.as_deref().is_some_and(|wanted| wanted != *name) {
             continue;
         }
-        let server = match start(name, nodes) {
-            Ok(server) => server,
+        if nodes > 1 && !["etcd", "nats"].contains(name) {
+            println!("\n# {name} is measured on one server only");
+            continue;
+        }
+        let store = match Store::start(name, nodes) {
+            Ok(store) => store,
             // A bench that measured nothing would pass for one that found nothing wrong.
             Err(missing) => panic!("{missing}"),
         };
-        println!("\n# {name}, {nodes} server(s) from {:?}; load {}", server.origin(), load());
-        runtime.block_on(run(&server, &extent, only.as_deref()));
+        println!("\n# {name}, {nodes} server(s) from {}; load {}", store.origin(), load());
+        runtime.block_on(run(&store, &extent.clone().on(name), only.as_deref()));
         println!("\nload at the end {}", load());
-    }
-}
-
-fn start(backend: &str, nodes: usize) -> Result<Server, Missing> {
-    match backend {
-        "etcd" => Etcd::new().with_nodes(nodes).start(),
-        _ => Nats::new().with_nodes(nodes).start(),
     }
 }
 
@@ -126,29 +150,29 @@ fn load() -> String {
     std::fs::read_to_string("/proc/loadavg").unwrap_or_default().trim().to_owned()
 }
 
-async fn run(server: &Server, extent: &Extent, only: Option<&str>) {
+async fn run(store: &Store, extent: &Extent, only: Option<&str>) {
     let wants = |part: &str| only.is_none_or(|only| only == part);
     if wants("acquire") {
-        measure::acquire(server, extent).await;
+        measure::acquire(store, extent).await;
     }
     if wants("handover") {
-        measure::handover(server, extent).await;
+        measure::handover(store, extent).await;
     }
     if wants("renewals") {
-        measure::renewals(server, extent).await;
+        measure::renewals(store, extent).await;
     }
     if wants("fan-out") {
-        measure::fan_out(server, extent).await;
+        measure::fan_out(store, extent).await;
     }
     if wants("takeover") {
-        measure::takeover(server, extent).await;
+        measure::takeover(store, extent).await;
     }
     #[cfg(feature = "bench-lease-peers")]
     if let Some(limit) = extent.noleader
-        && server.backend() == "nats"
+        && store.backend() == "nats"
         && wants("noleader")
     {
-        let (acquired, handed) = peers::noleader(server, limit).await;
+        let (acquired, handed) = peers::noleader(store, limit).await;
         stats::head("nats: noleader 0.1.2", &["until it leads", "from its end to the next leader"]);
         let handed = handed.map_or_else(|| format!("> {} s", limit.as_secs()), stats::seconds);
         stats::row([stats::seconds(acquired), handed]);

@@ -5,9 +5,8 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use async_nats::jetstream::kv::{Operation, Store};
+use async_nats::jetstream::kv::{Operation, Store as Bucket};
 use coord::LeaseEvent;
-use coord_integration::servers::Server;
 use etcd_client::EventType;
 use futures::StreamExt as _;
 use futures::future::join_all;
@@ -17,7 +16,8 @@ use crate::contender::{Contender, KINDS, Kind, connect};
 use crate::coord_leases::Sessions;
 use crate::counters::Counters;
 use crate::stats::{Samples, head, row, seconds};
-use crate::{Extent, etcd};
+use crate::store::Store;
+use crate::{Extent, etcd, kube, redis};
 
 /// The TTL where none runs out.
 const LONG: Duration = Duration::from_secs(300);
@@ -28,9 +28,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// How long a waiting candidate is given to begin waiting.
 const SETTLE: Duration = Duration::from_millis(30);
 
-fn kinds(server: &Server) -> impl Iterator<Item = Kind> + '_ {
+fn kinds(store: &Store) -> impl Iterator<Item = Kind> + '_ {
     let fits = |kind: &Kind| {
-        kind.backend == server.backend()
+        kind.backend == store.backend()
             && (!kind.name.starts_with("etcdctl") || etcd::etcdctl().is_some())
     };
     KINDS.iter().copied().filter(fits)
@@ -50,18 +50,18 @@ struct Entrant {
     candidate: Box<dyn Contender>,
 }
 
-async fn entrants(server: &Server) -> Vec<Entrant> {
+async fn entrants(store: &Store) -> Vec<Entrant> {
     let mut entrants = Vec::new();
-    for kind in kinds(server).filter(|kind| !kind.only_renews) {
-        let (holder, candidate) = (connect(kind, server).await, connect(kind, server).await);
+    for kind in kinds(store).filter(|kind| !kind.only_renews) {
+        let (holder, candidate) = (connect(kind, store).await, connect(kind, store).await);
         entrants.push(Entrant { kind, holder, candidate });
     }
     entrants
 }
 
 /// A free lease acquired, and released again.
-pub(crate) async fn acquire(server: &Server, extent: &Extent) {
-    let entrants = entrants(server).await;
+pub(crate) async fn acquire(store: &Store, extent: &Extent) {
+    let entrants = entrants(store).await;
     let mut rows: Vec<_> =
         entrants.iter().map(|it| (it.kind, (Samples::default(), Samples::default()))).collect();
     for round in 0..extent.warm_up + extent.acquires {
@@ -85,7 +85,7 @@ pub(crate) async fn acquire(server: &Server, extent: &Extent) {
     let raw = raw_of(&rows, |(acquired, _)| acquired.at(0.5));
     let raw_release = raw_of(&rows, |(_, released)| released.at(0.5));
     head(
-        &format!("{}: a free lease acquired, and released", server.backend()),
+        &format!("{}: a free lease acquired, and released", store.backend()),
         &["who", "n", "acquire p50", "p99", "÷ raw", "release p50", "p99", "÷ raw"],
     );
     for (kind, (acquired, released)) in &rows {
@@ -103,8 +103,9 @@ pub(crate) async fn acquire(server: &Server, extent: &Extent) {
 }
 
 /// A lease released while another waits for it: from the call to release to the next grant.
-pub(crate) async fn handover(server: &Server, extent: &Extent) {
-    let entrants = entrants(server).await;
+pub(crate) async fn handover(store: &Store, extent: &Extent) {
+    let mut entrants = entrants(store).await;
+    entrants.retain(|entrant| !entrant.kind.sleeps);
     let mut rows: Vec<_> = entrants.iter().map(|it| (it.kind, Samples::default())).collect();
     for round in 0..extent.warm_up + extent.handovers {
         for (place, entrant) in entrants.iter().enumerate() {
@@ -131,7 +132,7 @@ pub(crate) async fn handover(server: &Server, extent: &Extent) {
     }
     let raw = raw_of(&rows, |samples| samples.at(0.5));
     head(
-        &format!("{}: graceful handover, from the release to the next grant", server.backend()),
+        &format!("{}: graceful handover, from the release to the next grant", store.backend()),
         &["who", "n", "p50", "p99", "÷ raw"],
     );
     for (kind, samples) in &rows {
@@ -146,11 +147,11 @@ pub(crate) async fn handover(server: &Server, extent: &Extent) {
 }
 
 /// All leases of one process renewed once, as fast as it goes.
-pub(crate) async fn renewals(server: &Server, extent: &Extent) {
+pub(crate) async fn renewals(store: &Store, extent: &Extent) {
     for &(size, rounds) in extent.fleets {
         let mut fleets = Vec::new();
-        for (place, kind) in kinds(server).enumerate() {
-            let contender = connect(kind, server).await;
+        for (place, kind) in kinds(store).enumerate() {
+            let contender = connect(kind, store).await;
             if let Some(fleet) = contender.fleet(&format!("fleet-{size}-{place}"), size, LONG).await
             {
                 fleets.push((kind, fleet, Samples::default(), Counters::default(), contender));
@@ -158,13 +159,13 @@ pub(crate) async fn renewals(server: &Server, extent: &Extent) {
         }
         for round in 0..=rounds {
             for (_, fleet, samples, used, _) in &mut fleets {
-                let before = Counters::of(server).await;
+                let before = Counters::of(store).await;
                 let started = Instant::now();
                 fleet.renew_all().await;
                 let took = started.elapsed();
                 if round > 0 {
                     samples.add(took);
-                    *used = used.plus(&Counters::of(server).await.minus(&before));
+                    *used = used.plus(&Counters::of(store).await.minus(&before));
                 }
             }
         }
@@ -173,7 +174,7 @@ pub(crate) async fn renewals(server: &Server, extent: &Extent) {
         let per_second = |(samples, _): &(Samples, Counters)| size as f64 / samples.at(0.5);
         let raw = raw_of(&rows, per_second);
         head(
-            &format!("{}: {size} lease(s) of one process renewed", server.backend()),
+            &format!("{}: {size} lease(s) of one process renewed", store.backend()),
             &["who", "rounds", "renewals/s", "raw ÷", "messages each", "bytes each"],
         );
         for (kind, measured) in &rows {
@@ -191,13 +192,14 @@ pub(crate) async fn renewals(server: &Server, extent: &Extent) {
 }
 
 /// The holder's process is killed: from then to the next grant.
-pub(crate) async fn takeover(server: &Server, extent: &Extent) {
+pub(crate) async fn takeover(store: &Store, extent: &Extent) {
     let mut rows = Vec::new();
-    let contenders: Vec<_> = kinds(server)
+    let contenders: Vec<_> = kinds(store)
         .filter(|kind| {
             // `etcdctl elect` has a fixed TTL of 60 s; what is killed of etcdctl is etcdctl itself; and the
             // trait alone renews nothing.
-            !kind.only_renews && !kind.is_slow && kind.name != "coord, trait alone"
+            let is_process = kind.name.starts_with("etcdctl");
+            !kind.only_renews && !is_process && kind.name != "coord, trait alone"
         })
         // It gives its leases no end: see there.
         .filter(|kind| kind.name != "async-nats KV")
@@ -207,8 +209,8 @@ pub(crate) async fn takeover(server: &Server, extent: &Extent) {
         for round in 0..extent.takeovers {
             let name = format!("takeover-{round}");
             let name = format!("{name}-{}", kind.name.replace([' ', '.', ','], "-"));
-            let mut holder = Holder::start(server, kind, &name).await;
-            let candidate = connect(kind, server).await;
+            let mut holder = Holder::start(store, kind, &name).await;
+            let candidate = connect(kind, store).await;
             let next = candidate.acquire(&name, SHORT);
             let kill = async {
                 // Somewhere between two renewals, elsewhere in each round.
@@ -229,7 +231,7 @@ pub(crate) async fn takeover(server: &Server, extent: &Extent) {
     head(
         &format!(
             "{}: the holder's process killed, TTL {} s: from then to the next grant",
-            server.backend(),
+            store.backend(),
             SHORT.as_secs()
         ),
         &["who", "n", "p50", "max", "max − TTL", "within TTL + 1 s"],
@@ -251,10 +253,10 @@ pub(crate) async fn takeover(server: &Server, extent: &Extent) {
 struct Holder(Child);
 
 impl Holder {
-    async fn start(server: &Server, kind: Kind, lease: &str) -> Self {
+    async fn start(store: &Store, kind: Kind, lease: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("a path"));
-        let variable = format!("COORD_TEST_{}_URL", kind.backend.to_uppercase());
-        command.args(["--hold", kind.backend, kind.name, lease]).env(variable, server.url());
+        let (variable, value) = store.variable();
+        command.args(["--hold", kind.backend, kind.name, lease]).env(variable, value);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let start = move || {
             let mut child = command.spawn().expect("starts");
@@ -282,9 +284,9 @@ impl Drop for Holder {
 }
 
 /// What a [`Holder`]'s process does.
-pub(crate) async fn hold(server: &Server, kind: &str, lease: &str) {
-    let kind = kinds(server).find(|it| it.name == kind).expect("a contender");
-    let contender = connect(kind, server).await;
+pub(crate) async fn hold(store: &Store, kind: &str, lease: &str) {
+    let kind = kinds(store).find(|it| it.name == kind).expect("a contender");
+    let contender = connect(kind, store).await;
     let _held = contender.acquire(lease, SHORT).await;
     println!("held");
     std::io::stdout().flush().expect("written");
@@ -292,13 +294,13 @@ pub(crate) async fn hold(server: &Server, kind: &str, lease: &str) {
 }
 
 /// Many watchers of one lease, each with a connection of its own: from the release until each of them knows.
-pub(crate) async fn fan_out(server: &Server, extent: &Extent) {
-    let holder = Sessions::connect(server).await;
+pub(crate) async fn fan_out(store: &Store, extent: &Extent) {
+    let holder = Sessions::connect(store).await;
     let mut coords = Vec::new();
     for _ in 0..extent.watchers {
-        coords.push(Sessions::connect(server).await);
+        coords.push(Sessions::connect(store).await);
     }
-    let raws = RawWatchers::connect(server, extent.watchers).await;
+    let raws = RawWatchers::connect(store, extent.watchers).await;
     let mut rows = [
         ("raw client", Samples::default(), Samples::default()),
         ("coord", Samples::default(), Samples::default()),
@@ -340,7 +342,7 @@ pub(crate) async fn fan_out(server: &Server, extent: &Extent) {
     head(
         &format!(
             "{}: {} watchers of one lease, from the release until they know",
-            server.backend(),
+            store.backend(),
             extent.watchers
         ),
         &["who", "n", "each p50", "each p99", "÷ raw", "the last one p50", "÷ raw"],
@@ -362,20 +364,32 @@ pub(crate) async fn fan_out(server: &Server, extent: &Extent) {
 /// Clients that watch the very key of coord's lease.
 enum RawWatchers {
     Etcd(Vec<etcd_client::Client>),
-    Nats(Vec<Store>),
+    Nats(Vec<Bucket>),
+    Redis(Vec<::redis::Client>),
+    Kube(Vec<kube::Raw>),
 }
 
 impl RawWatchers {
-    async fn connect(server: &Server, watchers: usize) -> Self {
-        if server.backend() == "etcd" {
+    async fn connect(store: &Store, watchers: usize) -> Self {
+        if store.backend() == "etcd" {
             let connect = |_| async {
-                let connected = etcd_client::Client::connect(server.addresses(), None).await;
+                let connected = etcd_client::Client::connect(store.addresses(), None).await;
                 connected.expect("connects")
             };
             return Self::Etcd(join_all((0..watchers).map(connect)).await);
         }
+        if store.backend() == "redis" {
+            let url = format!("redis://{}/", store.addresses()[0]);
+            let client = ::redis::Client::open(url).expect("a URL");
+            return Self::Redis(vec![client; watchers]);
+        }
+        if store.backend() == "kube" {
+            let connect = |_| kube::Raw::connect(store.kubeconfig());
+            return Self::Kube(join_all((0..watchers).map(connect)).await);
+        }
+        let url = format!("nats://{}", store.addresses().join(","));
         let connect = |_| async {
-            let client = async_nats::connect(server.url()).await.expect("connects");
+            let client = async_nats::connect(&url).await.expect("connects");
             let context = async_nats::jetstream::new(client);
             context.get_key_value("coord").await.expect("coord's bucket")
         };
@@ -405,7 +419,7 @@ impl RawWatchers {
                 join_all(clients.iter().map(watch)).await
             }
             Self::Nats(stores) => {
-                let watch = |store: &Store| {
+                let watch = |store: &Bucket| {
                     let store = store.clone();
                     async move {
                         let key = format!("bench.lease.{lease}");
@@ -419,6 +433,27 @@ impl RawWatchers {
                     }
                 };
                 join_all(stores.iter().map(watch)).await
+            }
+            Self::Redis(clients) => {
+                let watch = |client: &::redis::Client| {
+                    let client = client.clone();
+                    async move {
+                        redis::next_event(&client, lease).await;
+                        Instant::now()
+                    }
+                };
+                join_all(clients.iter().map(watch)).await
+            }
+            Self::Kube(clients) => {
+                let name = &format!("coord.bench.lease.{lease}");
+                let watch = |client: &kube::Raw| {
+                    let client = client.clone();
+                    async move {
+                        client.see_vacant(name).await;
+                        Instant::now()
+                    }
+                };
+                join_all(clients.iter().map(watch)).await
             }
         }
     }

@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use ash_lock::{EtcdBackend, LockBackend, LockClient, LockConfig, LockGuard};
 use async_trait::async_trait;
-use coord_integration::servers::Server;
 use futures::future::join_all;
 use futures::{StreamExt as _, stream};
 use noleader::{Leader, Status};
 use photon_etcd_cluster::ClusterNode;
+use rslock::{Lock, LockManager};
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::contender::{Contender, Fleet, Held};
+use crate::store::Store;
 use crate::{SETUP_MAX, spawn};
 
 /// How often a flag is looked at that says who leads.
@@ -126,10 +127,78 @@ impl Held for PhotonNode {
     }
 }
 
+/// A lock that nothing renews: its caller has to.
+pub(crate) struct RsLock(LockManager);
+
+impl RsLock {
+    pub(crate) fn new(addresses: &[String]) -> Self {
+        Self(LockManager::new(vec![format!("redis://{}/", addresses[0])]))
+    }
+}
+
+#[async_trait]
+impl Contender for RsLock {
+    async fn acquire(&self, lease: &str, ttl: Duration) -> Box<dyn Held> {
+        let lock = Arc::new(self.0.acquire_no_guard(lease, ttl).await.expect("locked"));
+        let (manager, kept) = (self.0.clone(), Arc::clone(&lock));
+        let renews = spawn(async move {
+            loop {
+                sleep(ttl / 3).await;
+                manager.extend(&kept, ttl).await.expect("extended");
+            }
+        });
+        Box::new(RsLocked { manager: self.0.clone(), lock, _renews: renews })
+    }
+
+    async fn fleet(&self, prefix: &str, size: usize, ttl: Duration) -> Option<Box<dyn Fleet>> {
+        let locks = (0..size).map(|n| {
+            let name = format!("{prefix}-{n}");
+            async move { self.0.lock(name.as_str(), ttl).await.expect("free") }
+        });
+        let locks = stream::iter(locks).buffer_unordered(SETUP_MAX).collect().await;
+        Some(Box::new(RsLocks { manager: self.0.clone(), locks, ttl }))
+    }
+}
+
+struct RsLocked {
+    manager: LockManager,
+    lock: Arc<Lock>,
+    _renews: AbortOnDropHandle<()>,
+}
+
+#[async_trait]
+impl Held for RsLocked {
+    async fn release(self: Box<Self>) {
+        self.manager.unlock(&self.lock).await;
+    }
+}
+
+struct RsLocks {
+    manager: LockManager,
+    locks: Vec<Lock>,
+    ttl: Duration,
+}
+
+#[async_trait]
+impl Fleet for RsLocks {
+    async fn renew_all(&mut self) {
+        let Self { manager, locks, ttl } = self;
+        let (manager, ttl) = (&*manager, *ttl);
+        let renewals: Vec<_> = locks.iter().map(|lock| manager.extend(lock, ttl)).collect();
+        // Its client gives up after half a second, too early for thousands of requests at once.
+        let renewed: Vec<_> = stream::iter(renewals).buffer_unordered(SETUP_MAX).collect().await;
+        for renewed in renewed {
+            renewed.expect("extended");
+        }
+    }
+}
+
 /// Seconds until a first candidate leads, and from its end until the next one does. Times are fixed in the
 /// crate: a TTL of 60 s, polls every 0 to 10 s and longer after each failure, 10 s between write and lead.
-pub(crate) async fn noleader(server: &Server, limit: Duration) -> (f64, Option<f64>) {
-    let client = async_nats_042::connect(server.url()).await.expect("connects");
+pub(crate) async fn noleader(store: &Store, limit: Duration) -> (f64, Option<f64>) {
+    let client = async_nats_042::connect(format!("nats://{}", store.addresses().join(",")))
+        .await
+        .expect("connects");
     let candidate = || Leader::new("noleader", "bench", client.clone());
     let leads = |leader: Leader| async move {
         let started = Instant::now();
