@@ -28,6 +28,8 @@ pub struct Books {
     judge: Judge,
     recorder: Recorder,
     wire: Wire,
+    /// Of the store where nodes register.
+    nodes: Arc<dyn Discovery>,
     plant: Option<Plant>,
     planted: Arc<Mutex<Planted>>,
 }
@@ -43,8 +45,12 @@ struct Planted {
 impl Books {
     /// Empty books.
     #[must_use]
-    pub fn new(judge: Judge, recorder: Recorder, wire: Wire, plant: Option<Plant>) -> Self {
-        Self { judge, recorder, wire, plant, planted: Arc::default() }
+    pub fn new(
+        (judge, recorder, wire): (Judge, Recorder, Wire),
+        nodes: Arc<dyn Discovery>,
+        plant: Option<Plant>,
+    ) -> Self {
+        Self { judge, recorder, wire, nodes, plant, planted: Arc::default() }
     }
 
     /// The same backend, with these books.
@@ -402,7 +408,10 @@ impl Placement for Part<dyn Placement> {
         if let Publish::Published(version) = &outcome {
             self.books.wire.note(version.get());
             map.raw_owners().iter().for_each(|owner| self.books.wire.note((*owner).into()));
-            self.books.judge.see(&Seen::Published(table, fence, map));
+            let nodes = self.books.nodes.nodes().await?;
+            let runs =
+                nodes.into_iter().map(|node| (node.info.id, node.info.incarnation)).collect();
+            self.books.judge.see(&Seen::Published(table, fence, map, &runs));
             self.books.recorder.record("leader", What::published(table, map));
         }
         Ok(outcome)

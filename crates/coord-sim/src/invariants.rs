@@ -8,13 +8,13 @@ mod i4;
 mod i5;
 mod i6;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coord_cluster::ShardToken;
-use coord_core::{Fence, Grant, ShardId, ShardMap, TableName};
+use coord_core::{Fence, Grant, Incarnation, NodeId, ShardId, ShardMap, TableName};
 
 use crate::time::WorldTime;
 
@@ -44,6 +44,9 @@ pub struct Leading {
     pub registered: bool,
 }
 
+/// The runs that are registered.
+pub type Runs = BTreeSet<(NodeId, Incarnation)>;
+
 /// Something that happened, as the world sees it.
 #[derive(Debug)]
 pub enum Seen<'a> {
@@ -51,8 +54,8 @@ pub enum Seen<'a> {
     Granted(&'a Grant),
     /// The store told somebody that a table is claimed.
     Claimed(&'a TableName, &'a Fence),
-    /// The store told somebody that a map is published.
-    Published(&'a TableName, &'a Fence, &'a Arc<ShardMap>),
+    /// The store told somebody that a map is published, while these are registered.
+    Published(&'a TableName, &'a Fence, &'a Arc<ShardMap>, &'a Runs),
     /// All who lead now, by their own clocks.
     Leaders(&'a [Leading]),
     /// A process begins to host a shard while these may act for it too.

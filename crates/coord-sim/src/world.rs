@@ -110,13 +110,14 @@ impl World {
         let settings = settings(&mut random);
         let judge = Judge::new(time.clone(), settings.leader_ttl);
         let recorder = Recorder::new(Arc::new(time.clone()));
-        let books = Books::new(judge.clone(), recorder.clone(), wire.clone(), plant);
         let mut store = Island::new(time.clone(), random.random());
         let opened = store.within(|_| {
             let cluster = ClusterName::new("sim").expect("a name");
             [MemoryBackend::isolated(cluster.clone()), MemoryBackend::isolated(cluster)]
         });
         let [one, other] = opened.expect("the store's runtime is there");
+        let kept = (judge.clone(), recorder.clone(), wire.clone());
+        let books = Books::new(kept, one.discovery(), plant);
         // With maps in another store, nothing but claims keeps a former leader from writing.
         let maps = if random.random_bool(0.5) { other } else { one.clone() };
         let booked = |backend: MemoryBackend| Arc::new(books.around(Arc::new(backend))) as _;

@@ -1,5 +1,5 @@
-//! I2: every shard has an owner while an Active node exists. Where a map gives a shard to an Active node
-//! in a version, that version leaves none without an owner.
+//! I2: every shard has an owner while an Active node exists: a map that names a registered run as Active
+//! leaves none without.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ impl Invariant for I2 {
     }
 
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
-        let Seen::Published(table, _, map) = seen else { return None };
-        let shards = || map.header().shards.shards();
-        let orphan = shards().find(|shard| map.owner(*shard).is_none())?;
-        let active = shards()
-            .filter_map(|shard| map.owner(shard))
-            .find(|owner| owner.status == NodeStatus::Active)?;
+        let Seen::Published(table, _, map, runs) = seen else { return None };
+        let mut shards = map.header().shards.shards();
+        let orphan = shards.find(|shard| map.owner(*shard).is_none())?;
+        let active = map.nodes().iter().flatten().find(|node| {
+            node.status == NodeStatus::Active && runs.contains(&(node.id.clone(), node.incarnation))
+        })?;
         Some(format!(
             "{table} version {}: nobody owns shard {orphan}, and {} is active",
             map.version(),

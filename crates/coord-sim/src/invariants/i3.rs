@@ -15,7 +15,7 @@ impl Invariant for I3 {
     }
 
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
-        let Seen::Published(table, _, map) = seen else { return None };
+        let Seen::Published(table, _, map, _) = seen else { return None };
         let previous = self.0.insert((*table).clone(), (*map).clone());
         let previous = previous.filter(|previous| previous.uid() == map.uid());
         for shard in map.header().shards.shards() {

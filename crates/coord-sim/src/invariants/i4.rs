@@ -35,7 +35,7 @@ impl Invariant for I4 {
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
         match seen {
             Seen::Claimed(table, fence) => self.passes(table, fence, "claimed"),
-            Seen::Published(table, fence, map) => {
+            Seen::Published(table, fence, map, _) => {
                 if let Some(why) = self.passes(table, fence, "published") {
                     return Some(why);
                 }
