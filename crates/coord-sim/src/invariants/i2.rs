@@ -16,6 +16,9 @@ impl Invariant for I2 {
 
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
         let Seen::Published(table, _, map, runs) = seen else { return None };
+        if table.is_reserved() {
+            return None;
+        }
         let mut shards = map.header().shards.shards();
         let orphan = shards.find(|shard| map.owner(*shard).is_none())?;
         let active = map.nodes().iter().flatten().find(|node| {
