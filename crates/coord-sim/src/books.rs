@@ -163,9 +163,6 @@ impl Lease for Part<dyn Lease> {
                 self.books.granted(&renewed);
                 Ok(Renew::Renewed(renewed))
             }
-            Renew::Lost(_) if self.books.has(Plant::RenewRevives) => {
-                Ok(Renew::Renewed(grant.clone()))
-            }
             lost => Ok(lost),
         }
     }

@@ -41,8 +41,6 @@ plants! {
     LeaseEndsEarly = "lease-ends-early",
     /// A grant has the term of the one before.
     TermRepeats = "term-repeats",
-    /// A renewal of what is gone acquires it again.
-    RenewRevives = "renew-revives",
     /// A watch that lags is judged as an expiry of everybody.
     LagIsExpiry = "watch-lag-is-expiry",
     /// A heartbeat of what is gone creates it again.
