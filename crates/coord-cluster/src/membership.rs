@@ -47,8 +47,9 @@ impl Keeper {
         info: NodeInfo,
         replace: Replace,
     ) -> Result<Self> {
-        let times =
-            Times { interval: shared.settings.heartbeat, retry: shared.settings.request_timeout };
+        let crate::Settings { heartbeat: interval, request_timeout: retry, node_ttl, .. } =
+            shared.settings;
+        let times = Times { interval, retry, ttl: node_ttl };
         let ttl = Ttl::new(shared.settings.node_ttl)?;
         // Incarnations are random, so no two nodes beat in step.
         let seed = info.incarnation.as_u128().to_le_bytes();

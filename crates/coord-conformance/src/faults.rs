@@ -79,6 +79,9 @@ struct State {
     /// What a request that is cut off says of its effect.
     cut: Option<Effect>,
     paused: bool,
+    /// The way there, or the way back, loses everything.
+    mute: bool,
+    deaf: bool,
     delay: Duration,
     /// Rises at every cut: a watch that began under a lower number has to end.
     watch_cuts: u64,
@@ -86,7 +89,8 @@ struct State {
 
 impl FaultControl {
     fn new() -> Self {
-        let state = State { cut: None, paused: false, delay: Duration::ZERO, watch_cuts: 0 };
+        let (paused, mute, deaf, delay) = (false, false, false, Duration::ZERO);
+        let state = State { cut: None, paused, mute, deaf, delay, watch_cuts: 0 };
         Self(Arc::new(Shared {
             state: watch::Sender::new(state),
             dropped: Mutex::default(),
@@ -106,6 +110,18 @@ impl FaultControl {
     /// Lets requests wait and watches stand still until [`heal`](Self::heal).
     pub fn pause(&self) {
         self.0.state.send_modify(|state| state.paused = true);
+    }
+
+    /// Loses all requests, none of which is applied, and goes on showing what watches bring: a partition
+    /// in one direction.
+    pub fn mute(&self) {
+        self.0.state.send_modify(|state| state.mute = true);
+    }
+
+    /// Loses all replies to requests, which are applied, and lets watches stand still: a partition in the
+    /// other direction.
+    pub fn deafen(&self) {
+        self.0.state.send_modify(|state| state.deaf = true);
     }
 
     /// Delays each reply by this much; zero ends that.
@@ -142,6 +158,8 @@ impl FaultControl {
         self.0.state.send_modify(|state| {
             state.cut = None;
             state.paused = false;
+            state.mute = false;
+            state.deaf = false;
             state.delay = Duration::ZERO;
         });
     }
@@ -178,8 +196,9 @@ impl FaultControl {
     async fn pass(&self, operation: &'static str, writes: bool) -> Result<()> {
         let mut states = self.0.state.subscribe();
         let state = states.wait_for(|state| state.cut.is_some() || !state.paused).await;
-        match state.ok().and_then(|state| state.cut) {
-            None if self.takes_request(operation) => Err(cut_off(operation, writes)),
+        let Some(state) = state.ok().map(|state| *state) else { return Ok(()) };
+        match state.cut {
+            None if state.mute || self.takes_request(operation) => Err(cut_off(operation, writes)),
             None => Ok(()),
             Some(effect) => Err(cut_off(operation, writes && effect == Effect::Unknown)),
         }
@@ -199,7 +218,8 @@ impl FaultControl {
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }
-        if self.0.state.borrow().cut.is_some() {
+        let state = *self.0.state.borrow();
+        if state.cut.is_some() || state.deaf {
             return Err(cut_off(operation, writes));
         }
         result

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rand::rngs::{StdRng, SysRng};
+use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::error::Error;
@@ -20,10 +20,7 @@ pub(crate) struct Jitter(StdRng);
 impl Jitter {
     /// Seeded by `seed`, or by the operating system.
     pub(crate) fn new(seed: Option<u64>) -> Self {
-        // The fallback is for a system without randomness, where ids can't be made either.
-        let random =
-            || StdRng::try_from_rng(&mut SysRng).unwrap_or_else(|_error| StdRng::seed_from_u64(0));
-        Self(seed.map_or_else(random, StdRng::seed_from_u64))
+        Self(seed.map_or_else(crate::random::source, StdRng::seed_from_u64))
     }
 
     /// A duration from zero up to and including `most`.

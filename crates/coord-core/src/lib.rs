@@ -22,6 +22,8 @@ mod lease;
 pub mod memory;
 mod observations;
 mod placement;
+#[doc(hidden)]
+pub mod random;
 mod registry;
 pub mod session;
 pub mod types;

@@ -63,8 +63,12 @@ pub(crate) struct Registrar {
     behind_former: bool,
     interval: Duration,
     retry: Duration,
+    ttl: Duration,
     due: Moment,
     sent: Moment,
+    /// When the first request to register the present run was sent. Each of them may have been answered
+    /// by the store alone: a run that has had a whole TTL since may have come and gone.
+    tried: Option<Moment>,
     /// The reports are newer than the last record that the store was sent.
     unsent: bool,
 }
@@ -80,18 +84,19 @@ struct Held {
 
 impl Registrar {
     pub(crate) fn new(info: NodeInfo, replace: Replace, times: Times, now: Moment) -> Self {
-        let Times { interval, retry } = times;
-        let (held, former, behind_former) = (None, None, false);
+        let Times { interval, retry, ttl } = times;
         Self {
             info,
-            held,
+            held: None,
             replace,
-            former,
-            behind_former,
+            former: None,
+            behind_former: false,
             interval,
             retry,
+            ttl,
             due: now,
             sent: now,
+            tried: None,
             unsent: false,
         }
     }
@@ -153,6 +158,11 @@ impl Registrar {
         let step = match &self.held {
             Some(held) => RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone()),
             None => {
+                if self.tried.is_some_and(|tried| now.plus(self.retry) >= self.over(tried)) {
+                    // Nothing was ever hosted here as this run.
+                    self.begin_run();
+                }
+                self.tried.get_or_insert(now);
                 // Said once: by the next try somebody else may have the id.
                 let behind_former = std::mem::take(&mut self.behind_former);
                 let replace = if behind_former { Replace::Yes } else { self.replace };
@@ -160,6 +170,11 @@ impl Registrar {
             }
         };
         (RegistrarTurn::Do(step), lost)
+    }
+
+    /// When a run may be over that was first sent to the store at this moment.
+    fn over(&self, tried: Moment) -> Moment {
+        tried.plus(self.ttl).minus(crate::Settings::margin(self.ttl))
     }
 
     /// Takes in how the call came out; `jitter` is a tenth of the interval, shorter or longer.
@@ -193,6 +208,10 @@ impl Registrar {
         if !current || now >= deadline {
             return None;
         }
+        // Nor does the success of a repeated request, which may have made again what had run out.
+        if self.held.is_none() && self.tried.is_some_and(|tried| now >= self.over(tried)) {
+            return None;
+        }
         if self.held.as_ref().is_some_and(|held| held.deadline <= now) {
             return self.lose("its deadline passed", now);
         }
@@ -207,12 +226,17 @@ impl Registrar {
     fn lose(&mut self, why: &'static str, now: Moment) -> Option<Registered> {
         self.held.take()?;
         let lost = self.info.incarnation;
-        self.former = Some(lost);
-        self.info.incarnation = Incarnation::random();
-        self.info.reports.clear();
+        self.begin_run();
         self.unsent = false;
         self.due = now;
         Some(Registered::Lost(lost, why))
+    }
+
+    fn begin_run(&mut self) {
+        self.former = Some(self.info.incarnation);
+        self.info.incarnation = Incarnation::random();
+        self.info.reports.clear();
+        self.tried = None;
     }
 }
 
@@ -221,6 +245,8 @@ impl Registrar {
 pub(crate) struct Times {
     pub(crate) interval: Duration,
     pub(crate) retry: Duration,
+    /// For how long a registration lasts.
+    pub(crate) ttl: Duration,
 }
 
 #[cfg(test)]
@@ -240,7 +266,8 @@ mod tests {
         let id = NodeId::new("n1").expect("name");
         let info = NodeInfo::new(id, Address::new("localhost:1").expect("address"))
             .with_incarnation(Incarnation::from_u128(1));
-        let times = Times { interval: Duration::from_secs(3), retry: Duration::from_secs(2) };
+        let (interval, retry) = (Duration::from_secs(3), Duration::from_secs(2));
+        let times = Times { interval, retry, ttl: Duration::from_secs(TTL_SECS) };
         Registrar::new(info, Replace::Yes, times, at(0))
     }
 
@@ -314,6 +341,31 @@ mod tests {
         let mut registrar = self::registrar();
         assert!(call(&mut registrar, at(0)).is_some());
         assert_eq!(registrar.on_outcome(held(old), 1.0, at(9)), None);
+        assert_eq!(registrar.registration(), None);
+    }
+
+    #[test]
+    fn a_run_that_may_have_come_and_gone_is_not_registered_again() {
+        let mut registrar = registrar();
+        let mut runs = Vec::new();
+        for seconds in [0, 2, 4, 6, 8] {
+            let step = call(&mut registrar, at(seconds));
+            let Some(RegistrarStep::Register(info, _)) = step else { panic!("{step:?}") };
+            runs.push(info.incarnation);
+            assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(seconds)), None);
+        }
+        let first = Incarnation::from_u128(1);
+        assert_eq!(runs[..4], [first; 4]);
+        assert_ne!(runs[4], first, "a reply to it could come after the TTL of the first request");
+        assert_eq!(registrar.on_outcome(held(first), 1.0, at(8)), None);
+        let news = registrar.on_outcome(held(runs[4]), 1.0, at(8));
+        assert_eq!(news, Some(Registered::As(runs[4])));
+
+        // A reply that takes too long comes too late, although its own request is young.
+        let mut registrar = self::registrar();
+        assert!(call(&mut registrar, at(0)).is_some());
+        assert!(call(&mut registrar, at(6)).is_some());
+        assert_eq!(registrar.on_outcome(held(first), 1.0, at(9)), None);
         assert_eq!(registrar.registration(), None);
     }
 

@@ -142,7 +142,7 @@ impl<T: ?Sized + Send + Sync> Part<T> {
                 }
             };
             // What was on its way when a pause began waits too.
-            let passes = |state: &State| is_cut(state) || !state.paused;
+            let passes = |state: &State| is_cut(state) || !(state.paused || state.deaf);
             if !states.wait_for(passes).await.is_ok_and(|state| !is_cut(&state)) {
                 return Some((Err(cut_off("watch", false)), None));
             }

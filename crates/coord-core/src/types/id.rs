@@ -3,18 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use rand::TryRng;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-
-/// 128 bits from the operating system, so that two processes started in the same instant differ.
-fn random_u128() -> u128 {
-    let mut bytes = [0_u8; 16];
-    #[expect(clippy::expect_used, reason = "an operating system without randomness can't run us")]
-    rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system's random source");
-    u128::from_le_bytes(bytes)
-}
 
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
@@ -27,7 +18,7 @@ macro_rules! random_id {
             /// A new one, from the operating system's random source.
             #[must_use]
             pub fn random() -> Self {
-                Self(random_u128())
+                Self(crate::random::bits())
             }
 
             /// The one with these bits, for tests and simulations that must repeat.

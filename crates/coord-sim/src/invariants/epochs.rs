@@ -1,0 +1,43 @@
+//! What hosts show (§7): an epoch belongs to one run, and whoever may act is not refused by what the shard
+//! writes to.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use coord_cluster::ShardToken;
+use coord_core::{Epoch, ShardId, TableUid};
+
+use super::{Invariant, ProcessId, Seen};
+
+#[derive(Default)]
+pub(super) struct Epochs {
+    shown: BTreeMap<(TableUid, ShardId, Epoch), ProcessId>,
+    highest: BTreeMap<ShardId, ShardToken>,
+}
+
+impl Invariant for Epochs {
+    fn name(&self) -> &'static str {
+        "epochs"
+    }
+
+    fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
+        let Seen::Wrote(process, token) = seen else { return None };
+        let key = (token.uid, token.shard, token.epoch);
+        let known = *self.shown.entry(key).or_insert(*process);
+        if known != *process {
+            return Some(format!(
+                "{known} and {process} both show epoch {} of shard {}",
+                token.epoch, token.shard
+            ));
+        }
+        let highest = self.highest.entry(token.shard).or_insert_with(|| (*token).clone());
+        if !token.passes(highest) {
+            return Some(format!(
+                "{process} may act for shard {} and is refused: epoch {} after {}",
+                token.shard, token.epoch, highest.epoch
+            ));
+        }
+        *highest = (*token).clone();
+        None
+    }
+}

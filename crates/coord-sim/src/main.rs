@@ -1,0 +1,193 @@
+//! `coord-sim`: runs worlds, and says which seeds break something.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use coord_sim::{Outcome, Plant, simulate};
+
+/// Seeds that once broke something.
+const REGRESSIONS: &str = include_str!("../regressions.txt");
+
+/// Runs simulated clusters under faults, each from one seed. Without options: the regressions and 2,000
+/// fixed seeds.
+#[derive(Debug, Parser)]
+#[command(name = "coord-sim", version)]
+struct Options {
+    /// Replay this seed, telling what happens.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// So many fixed seeds.
+    #[arg(long, default_value_t = 2000)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// Random seeds, for so many seconds.
+    #[arg(long = "for", value_name = "SECONDS")]
+    seconds: Option<u64>,
+    /// With this bug planted.
+    #[arg(long)]
+    plant: Option<Plant>,
+    /// Plant each bug in turn: each has to be found within 500 seeds.
+    #[arg(long)]
+    plants: bool,
+    /// Run every seed twice: both have to be the same.
+    #[arg(long)]
+    twice: bool,
+    /// Worlds at once; as many as there are processors unless said.
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Go on after a seed that breaks something.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+#[expect(clippy::print_stdout, reason = "this is what the command is for")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if !cfg!(tokio_unstable) {
+        say("built without --cfg tokio_unstable: a seed may not repeat; use `cargo sim`");
+    }
+    let passed = if let Some(seed) = options.seed {
+        replay(seed, options.plant)
+    } else if options.plants {
+        prove()
+    } else {
+        many(&options)
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn replay(seed: u64, plant: Option<Plant>) -> bool {
+    let outcome = simulate(seed, plant, true);
+    say(&describe(&outcome));
+    outcome.broken.is_none()
+}
+
+fn describe(outcome: &Outcome) -> String {
+    let Outcome { seed, broken, digest, healed_after, terms, version, faults, .. } = outcome;
+    match broken {
+        Some(broken) => format!("seed {seed} FAILED {broken}\n  replay: cargo sim --seed {seed}"),
+        None => format!(
+            "seed {seed}: {faults} faults, {terms} terms, {version} maps, in order after \
+             {healed_after:?}, trace {digest:016x}"
+        ),
+    }
+}
+
+/// Every planted bug is found.
+fn prove() -> bool {
+    let mut all = true;
+    for plant in Plant::ALL {
+        let started = Instant::now();
+        let found = (1..=500).find_map(|seed| {
+            let broken = simulate(seed, Some(*plant), false).broken?;
+            // What breaks without the bug too proves nothing.
+            simulate(seed, None, false).broken.is_none().then_some((seed, broken))
+        });
+        let took = started.elapsed();
+        match found {
+            Some((seed, broken)) => {
+                say(&format!(
+                    "{plant}: seed {seed} in {took:.1?}: {}: {}",
+                    broken.invariant, broken.why
+                ));
+            }
+            None => {
+                all = false;
+                say(&format!("{plant}: NOT FOUND within 500 seeds in {took:.1?}"));
+            }
+        }
+    }
+    all
+}
+
+fn regressions() -> impl Iterator<Item = u64> {
+    REGRESSIONS.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok())
+}
+
+/// What all worlds amount to.
+#[derive(Debug, Default)]
+struct Totals {
+    worlds: u64,
+    faults: u64,
+    terms: u64,
+    maps: u64,
+    slowest: Duration,
+    failed: BTreeSet<u64>,
+}
+
+fn many(options: &Options) -> bool {
+    let started = Instant::now();
+    let until = options.seconds.map(|seconds| started + Duration::from_secs(seconds));
+    let fixed: Vec<u64> = match until {
+        None => regressions().chain(options.from..options.from + options.seeds).collect(),
+        Some(_) => Vec::new(),
+    };
+    let begin = if until.is_some() { random_seed() } else { 0 };
+    let (next, drawn) = (AtomicUsize::new(0), AtomicU64::new(begin));
+    let totals = Mutex::new(Totals::default());
+    let jobs = options.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.unwrap_or(1) {
+            scope.spawn(|| {
+                loop {
+                    let stop = !options.keep_going && !lock(&totals).failed.is_empty();
+                    let seed = match until {
+                        Some(until) => (Instant::now() < until)
+                            .then(|| drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
+                        None => fixed.get(next.fetch_add(1, Ordering::Relaxed)).copied(),
+                    };
+                    let Some(seed) = seed.filter(|_| !stop) else { return };
+                    one(seed, options, &totals);
+                }
+            });
+        }
+    });
+    let totals = lock(&totals);
+    let Totals { worlds, faults, terms, maps, slowest, failed } = &*totals;
+    say(&format!(
+        "{worlds} worlds in {:.1?}: {faults} faults, {terms} terms, {maps} maps, the slowest in order \
+         after {slowest:?}; {} failed",
+        started.elapsed(),
+        failed.len()
+    ));
+    failed.is_empty()
+}
+
+fn one(seed: u64, options: &Options, totals: &Mutex<Totals>) {
+    let outcome = simulate(seed, options.plant, false);
+    let again = options.twice.then(|| simulate(seed, options.plant, false));
+    let differs = again.filter(|again| *again != outcome);
+    let mut totals = lock(totals);
+    totals.worlds += 1;
+    totals.faults += u64::from(outcome.faults);
+    totals.terms += u64::try_from(outcome.terms).unwrap_or(0);
+    totals.maps += outcome.version;
+    totals.slowest = totals.slowest.max(outcome.healed_after);
+    if let Some(again) = differs {
+        say(&format!("seed {seed} FAILED to repeat: {outcome:?}, then {again:?}"));
+        totals.failed.insert(seed);
+    } else if outcome.broken.is_some() {
+        say(&describe(&outcome));
+        totals.failed.insert(seed);
+    }
+}
+
+fn lock(totals: &Mutex<Totals>) -> std::sync::MutexGuard<'_, Totals> {
+    totals.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Another one at each start.
+fn random_seed() -> u64 {
+    let bits = coord_core::AttemptId::random().as_u128();
+    u64::try_from(bits >> 64).unwrap_or(0)
+}

@@ -1,0 +1,80 @@
+//! Bugs to be found: each breaks one rule between the runtime and its store, on one side of the place
+//! where the world keeps its books. No production code knows of them.
+
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! plants {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// A planted bug.
+        #[non_exhaustive]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Plant {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Plant {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Its name on the command line.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+plants! {
+    /// A publish does not check the fence.
+    FenceUnchecked = "fence-unchecked",
+    /// A fenced leader's map replaces what is stored, and the version stays.
+    ChunkOverwritten = "chunk-overwritten",
+    /// A claim does not fence the former leader.
+    ClaimIgnored = "claim-ignored",
+    /// The deadline counts from the reply: the client hears of a TTL as much longer as the reply took.
+    DeadlineFromReply = "deadline-from-the-reply",
+    /// A lease ends for the store before it ends for its holder.
+    LeaseEndsEarly = "lease-ends-early",
+    /// A grant has the term of the one before.
+    TermRepeats = "term-repeats",
+    /// A watch that lags is judged as an expiry of everybody.
+    LagIsExpiry = "watch-lag-is-expiry",
+    /// A heartbeat of what is gone creates it again.
+    HeartbeatRecreates = "late-heartbeat-recreates",
+    /// A record tells of a registration that lasts longer than it does.
+    NodeEndsEarly = "node-ends-early",
+    /// A run that was replaced is said to have left.
+    SuccessorEarly = "successor-hosts-early",
+    /// A node that was declared failed is said to have run out.
+    FailedMovesAtOnce = "failed-moves-at-once",
+    /// The new owner is published in place of a move to it.
+    GrantBeforeReport = "grant-before-the-report",
+    /// The epoch of a shard stays when its owner changes.
+    EpochStays = "epoch-not-raised",
+    /// What a node reports counts as if it had stopped everything.
+    ReportsNothingStopping = "reports-nothing-stopping",
+    /// The successor's reports are said to be its predecessor's.
+    ReportOfAnother = "report-of-an-old-run",
+}
+
+impl fmt::Display for Plant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Plant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.iter().copied().find(|plant| plant.as_str() == text);
+        found.ok_or_else(|| {
+            let all: Vec<_> = Self::ALL.iter().map(|plant| plant.as_str()).collect();
+            format!("there is no planted bug {text:?}; there are {}", all.join(", "))
+        })
+    }
+}

@@ -1,0 +1,25 @@
+//! A few worlds, as the ordinary build makes them; `cargo sim` runs thousands.
+
+use coord_sim::{Plant, simulate};
+
+#[test]
+fn nothing_breaks_in_a_few_worlds() {
+    for seed in 1..=5 {
+        let outcome = simulate(seed, None, false);
+        assert_eq!(outcome.broken, None, "seed {seed}");
+        assert!(outcome.faults > 0 && outcome.terms > 0 && outcome.version > 0, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_planted_bug_is_seen() {
+    let found = (1..=20).find_map(|seed| simulate(seed, Some(Plant::LeaseEndsEarly), false).broken);
+    assert_eq!(found.expect("two leaders").invariant, "I1");
+}
+
+/// What tokio draws can be seeded only in the build of `cargo sim`, which looks at many seeds so.
+#[cfg(tokio_unstable)]
+#[test]
+fn a_seed_repeats() {
+    assert_eq!(simulate(7, None, false), simulate(7, None, false));
+}
