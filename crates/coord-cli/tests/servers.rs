@@ -2,19 +2,21 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_integration::servers::{Etcd, Nats, Node, Redis, Server};
+use coord_integration::servers::{ApiServer, Etcd, Kube, Nats, Node, Redis, Server};
 use coord_integration::{Missing, free_port, trial};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::time::Instant;
 
 type Done = Result<(), Failed>;
 type Body = fn(Store) -> Done;
-type Start = Arc<dyn Fn() -> Result<Server, Missing> + Send + Sync>;
+type Start = Arc<dyn Fn() -> Result<Running, Missing> + Send + Sync>;
 
 /// What a store that can't be reached or refuses is answered with.
 const STORE: i32 = 3;
@@ -24,16 +26,74 @@ const STORE: i32 = 3;
 struct Store {
     scheme: &'static str,
     start: Start,
-    /// One for which a password is needed.
+    /// One for which a password, or a token, is needed.
     start_locked: Start,
+    secret: &'static str,
+    /// How a server alone is found to be: told, where it keeps its data on one disk.
+    alone: &'static str,
     /// What is said where nobody listens, and where somebody else does.
     nobody: &'static str,
     stranger: &'static str,
 }
 
+/// A server that runs.
+enum Running {
+    Plain(Server),
+    Kube(ApiServer),
+}
+
+impl Running {
+    fn url(&self, cluster: &str) -> String {
+        match self {
+            Self::Plain(server) => format!("{}/{cluster}", server.url()),
+            Self::Kube(server) => kube_url(cluster, server.kubeconfig()),
+        }
+    }
+
+    fn address(&self) -> Result<String, Failed> {
+        match self {
+            Self::Plain(server) => Ok(server.addresses()[0].clone()),
+            Self::Kube(server) => Ok(server.address()?),
+        }
+    }
+
+    /// The processes that clients talk to.
+    fn each(&self, act: fn(&Node) -> std::io::Result<()>) -> Done {
+        match self {
+            Self::Plain(server) => Ok(server.nodes().iter().try_for_each(act)?),
+            Self::Kube(server) => Ok(act(server.node()?)?),
+        }
+    }
+}
+
+fn kube_url(cluster: &str, kubeconfig: &Path) -> String {
+    format!("kube:///{cluster}?kubeconfig={}", kubeconfig.display())
+}
+
+/// The URL of a server at this address with a login that none has, and the folder of what it names.
+fn stranger_url(scheme: &str, address: &str) -> Result<(String, Option<TempDir>), Failed> {
+    if scheme != "kube" {
+        return Ok((format!("{scheme}://me:hunter2@{address}/jobs"), None));
+    }
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {
+            "server": format!("https://{address}"), "insecure-skip-tls-verify": true,
+        }}],
+        "users": [{"name": "test", "user": {"token": "hunter2"}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    });
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, kubeconfig.to_string())?;
+    Ok((kube_url("jobs", &path), Some(folder)))
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let trials = nats().into_iter().chain(etcd()).chain(redis()).collect();
+    let trials = nats().into_iter().chain(etcd()).chain(redis()).chain(kube()).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -43,8 +103,10 @@ fn nats() -> Vec<Trial> {
         let locked = nats.clone().with_login("me", "right");
         Store {
             scheme: "nats",
-            start: Arc::new(move || nats.start()),
-            start_locked: Arc::new(move || locked.start()),
+            start: Arc::new(move || nats.start().map(Running::Plain)),
+            start_locked: Arc::new(move || locked.start().map(Running::Plain)),
+            secret: "password",
+            alone: "warning",
             nobody: "is one up there?",
             stranger: "is that a NATS server?",
         }
@@ -66,8 +128,10 @@ fn etcd() -> Vec<Trial> {
         let locked = etcd.clone().with_root_password("right");
         Store {
             scheme: "etcd",
-            start: Arc::new(move || etcd.start()),
-            start_locked: Arc::new(move || locked.start()),
+            start: Arc::new(move || etcd.start().map(Running::Plain)),
+            start_locked: Arc::new(move || locked.start().map(Running::Plain)),
+            secret: "password",
+            alone: "warning",
             nobody: "is the server up there?",
             stranger: "is that an etcd server?",
         }
@@ -81,13 +145,75 @@ fn redis() -> Vec<Trial> {
         let locked = redis.clone().with_login("me", "right");
         Store {
             scheme: "redis",
-            start: Arc::new(move || redis.start()),
-            start_locked: Arc::new(move || locked.start()),
+            start: Arc::new(move || redis.start().map(Running::Plain)),
+            start_locked: Arc::new(move || locked.start().map(Running::Plain)),
+            secret: "password",
+            alone: "warning",
             nobody: "is one up there?",
             stranger: "is that a Redis server?",
         }
     });
     on("redis", &store)
+}
+
+fn kube() -> Vec<Trial> {
+    let any = Kube::new().with_control().find();
+    let store = any.map(|kube| {
+        // It never is without one.
+        let locked = kube.clone();
+        Store {
+            scheme: "kube",
+            start: Arc::new(move || kube.start().map(Running::Kube)),
+            start_locked: Arc::new(move || locked.start().map(Running::Kube)),
+            secret: "token",
+            // How the API server keeps its data is not to be seen from outside.
+            alone: "good",
+            nobody: "no answer from the API server",
+            stranger: "is that an API server?",
+        }
+    });
+    let mut trials = on("kube", &store);
+    // All that it needs but one verb.
+    let role = ROLE.replacen("watch, create, update, delete", "watch, create, delete", 1);
+    let documents = format!("{role}\n---\n{BINDING}");
+    let documents = documents.replace("name: coord\n", "name: coord\n  namespace: default\n");
+    let without = Kube::new().with_token(TOKEN, "clerk").with_rbac(documents).find();
+    trials.push(trial("kube::check_names_a_missing_verb", &without, missing_verb));
+    trials
+}
+
+const ROLE: &str = include_str!("../../../deploy/kubernetes/role.yaml");
+const TOKEN: &str = "hunter2-of-the-clerk";
+const BINDING: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: coord
+roleRef: { apiGroup: rbac.authorization.k8s.io, kind: Role, name: coord }
+subjects: [{ kind: User, name: clerk }]
+";
+
+fn missing_verb(kube: Kube) -> Done {
+    let server = kube.start()?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(&path, server.kubeconfig_via(server.address()?.parse()?, TOKEN)?)?;
+    let url = kube_url("jobs", &path);
+    let right = "may not update leases.coordination.k8s.io in namespace \"default\"";
+    let (done, stdout, stderr) = output(&url, &["check"])?;
+    let told = (done.status.code(), &stdout, &stderr);
+    ensure(done.status.code() == Some(1) && stderr.is_empty(), told)?;
+    let bad: Vec<_> = stdout.lines().filter(|line| line.trim_start().starts_with("bad")).collect();
+    ensure(
+        matches!(bad[..], [line] if line.contains("permissions") && line.contains(right)),
+        told,
+    )?;
+    ensure(!stdout.contains(TOKEN), told)?;
+    // What needs the verb says the same, in one line.
+    let (done, stdout, stderr) = output(&url, &["lease", "run", "job", "--", "echo", "ran"])?;
+    let told = (done.status.code(), &stdout, &stderr);
+    ensure(done.status.code() == Some(STORE) && stdout.is_empty(), told)?;
+    ensure(stderr.lines().count() == 1 && stderr.contains(right) && !stderr.contains(TOKEN), told)
 }
 
 fn on(name: &str, store: &Result<Store, Missing>) -> Vec<Trial> {
@@ -99,7 +225,7 @@ fn on(name: &str, store: &Result<Store, Missing>) -> Vec<Trial> {
         ("lease_run_stops_what_it_runs_when_the_lease_is_lost", lease_lost),
         ("lease_run_hands_its_code_on_though_the_store_is_away", not_released),
         ("a_wrong_port", wrong_port),
-        ("a_wrong_password", wrong_password),
+        ("a_wrong_secret", wrong_secret),
         ("a_server_of_another_kind", stranger),
     ];
     trials.map(|(trial_name, body)| trial(format!("{name}::{trial_name}"), store, body)).into()
@@ -145,14 +271,14 @@ fn refuses(url: &str, code: i32, names: &[&str]) -> Done {
 }
 
 fn wrong_port(store: Store) -> Done {
-    let url = format!("{}://127.0.0.1:{}/jobs", store.scheme, free_port()?);
+    let (url, _folder) = stranger_url(store.scheme, &format!("127.0.0.1:{}", free_port()?))?;
     refuses(&url, STORE, &[store.nobody])
 }
 
-fn wrong_password(store: Store) -> Done {
+fn wrong_secret(store: Store) -> Done {
     let server = (store.start_locked)()?;
-    let url = format!("{}://me:hunter2@{}/jobs", store.scheme, server.addresses()[0]);
-    refuses(&url, STORE, &["denied", "password"])
+    let (url, _folder) = stranger_url(store.scheme, &server.address()?)?;
+    refuses(&url, STORE, &["denied", store.secret])
 }
 
 /// Something listens that answers with a text of its own and hangs up.
@@ -167,12 +293,13 @@ fn stranger(store: Store) -> Done {
             let _ = stream.read(&mut [0; 64]);
         }
     });
-    refuses(&format!("{}://{address}/jobs", store.scheme), STORE, &[store.stranger])
+    let (url, _folder) = stranger_url(store.scheme, &address.to_string())?;
+    refuses(&url, STORE, &[store.stranger])
 }
 
 fn check(store: Store) -> Done {
     let server = (store.start)()?;
-    let url = format!("{}/jobs", server.url());
+    let url = server.url("jobs");
     let (done, stdout, stderr) = output(&url, &["check", "--output", "json"])?;
     ensure(done.status.success() && stderr.is_empty(), (&stdout, &stderr))?;
     let health: Value = serde_json::from_str(&stdout)?;
@@ -184,16 +311,15 @@ fn check(store: Store) -> Done {
     }
     let promises = health["promises"].as_object().ok_or("no promises")?;
     ensure(promises.len() == 8, promises)?;
-    // A server alone keeps its data on one disk, which is told.
-    ensure(health["status"] == "warning", &health)?;
+    ensure(health["status"] == store.alone, &health)?;
 
-    server.nodes().iter().try_for_each(Node::kill)?;
+    server.each(Node::kill)?;
     refuses(&url, STORE, &[store.nobody])
 }
 
 fn demo(store: Store) -> Done {
     let server = (store.start)()?;
-    let url = format!("{}/demo", server.url());
+    let url = server.url("demo");
     let (done, stdout, stderr) = output(&url, &["demo", "--fast", "--output", "json"])?;
     ensure(done.status.success(), (&stdout, &stderr))?;
     let last: Value = serde_json::from_str(stdout.lines().last().ok_or("no output")?)?;
@@ -206,7 +332,7 @@ fn demo(store: Store) -> Done {
 
 fn demo_among_others(store: Store) -> Done {
     let server = (store.start)()?;
-    let url = format!("{}/demo", server.url());
+    let url = server.url("demo");
     let mut first = coord(&url, &["demo", "--fast"]).stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(first.stdout.take().ok_or("no output")?).lines();
     let joined = lines.by_ref().map_while(Result::ok).any(|line| line.contains("joined"));
@@ -248,7 +374,7 @@ fn term(url: &str) -> Result<u64, Failed> {
 
 fn lease_run(store: Store) -> Done {
     let server = (store.start)()?;
-    let url = format!("{}/jobs", server.url());
+    let url = server.url("jobs");
     let mut first = hold(&url, "5s")?;
     let first_term = term(&url)?;
     let second = ["lease", "run", "job", "--wait", "0s", "--", "sh", "-c", "echo ran"];
@@ -274,22 +400,22 @@ fn lease_run(store: Store) -> Done {
 /// The store is away when the command ends: its exit code is handed on all the same.
 fn not_released(store: Store) -> Done {
     let server = (store.start)()?;
-    let mut child = hold(&format!("{}/jobs", server.url()), "5s")?;
-    server.nodes().iter().try_for_each(Node::pause)?;
+    let mut child = hold(&server.url("jobs"), "5s")?;
+    server.each(Node::pause)?;
     drop(child.stdin.take());
     let status = child.wait()?;
     let mut why = String::new();
     child.stderr.take().ok_or("no errors")?.read_to_string(&mut why)?;
-    server.nodes().iter().try_for_each(Node::resume)?;
+    server.each(Node::resume)?;
     ensure(status.success(), (status, &why))?;
     ensure(why.contains("job could not be released and ends by its ttl"), &why)
 }
 
 fn lease_lost(store: Store) -> Done {
     let server = (store.start)()?;
-    let mut child = hold(&format!("{}/jobs", server.url()), "3s")?;
+    let mut child = hold(&server.url("jobs"), "3s")?;
     let begun = Instant::now();
-    server.nodes().iter().try_for_each(Node::pause)?;
+    server.each(Node::pause)?;
     // Its input stays open, or the command would end by itself.
     let input = child.stdin.take();
     let status = child.wait()?;
@@ -297,7 +423,7 @@ fn lease_lost(store: Store) -> Done {
     drop(input);
     let mut why = String::new();
     child.stderr.take().ok_or("no errors")?.read_to_string(&mut why)?;
-    server.nodes().iter().try_for_each(Node::resume)?;
+    server.each(Node::resume)?;
     ensure(status.code() == Some(1), (status, &why))?;
     ensure(why.contains("the lease job was lost") && why.contains("was stopped"), &why)?;
     // The command was stopped before the store could give the lease to another.

@@ -171,13 +171,17 @@ pub(crate) fn request_error(op: Op<'_>, error: kube::Error) -> Error {
             .error(ErrorKind::Misconfigured)
             .message("the encrypted connection can't be set up; are the certificates right?"),
         HttpError(_) => op.error(ErrorKind::Internal).message("the client refuses the request"),
-        other => match tls_failure(other) {
+        other => match cause_with(other, "certificate") {
             Some(failure) => {
                 let why = format!(
                     "no encrypted connection to the API server; is its authority the one in the \
                      kubeconfig? said={failure:?}"
                 );
                 op.error(ErrorKind::Misconfigured).message(why)
+            }
+            // Perhaps in the middle of an answer, so that the effect stays unknown.
+            None if cause_with(other, "corrupt message").is_some() => {
+                op.unclear("what answers there does not encrypt; is that an API server?")
             }
             None => {
                 op.unclear("no answer from the API server: the connection broke or there is none")
@@ -187,12 +191,12 @@ pub(crate) fn request_error(op: Op<'_>, error: kube::Error) -> Error {
     mapped.with_source(error)
 }
 
-/// What the chain of causes says of a certificate, if it does.
-fn tls_failure(error: &kube::Error) -> Option<String> {
+/// What the chain of causes says with this word in it, if it does.
+fn cause_with(error: &kube::Error, word: &str) -> Option<String> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         let text = error.to_string();
-        if text.contains("certificate") {
+        if text.contains(word) {
             return Some(shortened(&text));
         }
         cause = error.source();

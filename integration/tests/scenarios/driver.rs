@@ -13,13 +13,14 @@ use coord::{
     Watched, Watcher,
 };
 use coord_conformance::history::{Entry, What};
+use coord_integration::Missing;
 use coord_integration::faults::{Clock, Proxy};
-use coord_integration::servers::{Process, Server};
+use coord_integration::servers::Process;
 use libtest_mimic::{Failed, Trial};
 use tempfile::TempDir;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::backends::Store;
+use super::backends::{Servers, Store};
 use super::checks::{self, Told};
 use super::figures::note;
 use super::member::{Description, command, table};
@@ -54,7 +55,7 @@ pub(crate) fn quick(_: &Store) -> Settings {
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) store: Store,
-    pub(crate) server: Server,
+    pub(crate) server: Servers,
     pub(crate) cluster: ClusterName,
     pub(crate) settings: Settings,
     /// The scenario's own way to the store, past all proxies.
@@ -95,7 +96,7 @@ impl World {
         let server = tokio::task::spawn_blocking(move || store.start()).await??;
         let bits = AttemptId::random().as_u128() >> 64;
         let cluster = ClusterName::new(format!("scenario-{bits:016x}"))?;
-        let backend = connect(&store.url(&server.url(), &cluster)).await?;
+        let backend = connect(&store.url(&server, &cluster)).await?;
         let maps = Arc::<Mutex<Vec<_>>>::default();
         let mut watcher = Watcher::<PlacementEvent>::placement(backend.placement(), table());
         let seen = Arc::clone(&maps);
@@ -124,6 +125,13 @@ impl World {
         })
     }
 
+    /// A way of its own to the store, and the URL that leads there.
+    pub(crate) async fn way(&self) -> Done<(Proxy, String)> {
+        let proxy = Proxy::start(&self.server.addresses()?).await?;
+        let url = self.store.url_via(&self.server, proxy.addresses(), &self.cluster)?;
+        Ok((proxy, url))
+    }
+
     /// Starts a member; its place among the members.
     pub(crate) async fn add(&mut self, name: &str) -> Done<usize> {
         self.add_with(name, false, None).await
@@ -136,8 +144,7 @@ impl World {
         replace: bool,
         clock: Option<&Clock>,
     ) -> Done<usize> {
-        let proxy = Proxy::to(&self.server).await?;
-        let url = self.store.url(&self.server.url_via(proxy.addresses()), &self.cluster);
+        let (proxy, url) = self.way().await?;
         let (node, settings) = (name.to_owned(), self.settings.clone());
         let mut command = command(&Description { url, node, settings, replace })?;
         if let Some(clock) = clock {
@@ -162,8 +169,7 @@ impl World {
 
     /// A way to the store for the scenario itself.
     pub(crate) async fn client(&self) -> Done<Client> {
-        let proxy = Proxy::to(&self.server).await?;
-        let url = self.store.url(&self.server.url_via(proxy.addresses()), &self.cluster);
+        let (proxy, url) = self.way().await?;
         let backend = connect(&url).await?;
         let lines = Arc::clone(&self.lines);
         let keep = move |line| lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
@@ -539,10 +545,21 @@ pub(crate) fn on_each(
     settings: fn(&Store) -> Settings,
     scenario: impl AsyncFn(&mut World) -> Done + Copy + Send + 'static,
 ) -> Vec<Trial> {
+    on_each_found(stores, Store::find, name, settings, scenario)
+}
+
+/// The same on those that are found so.
+pub(crate) fn on_each_found(
+    stores: impl IntoIterator<Item = Store>,
+    find: fn(&Store) -> Result<Store, Missing>,
+    name: &str,
+    settings: fn(&Store) -> Settings,
+    scenario: impl AsyncFn(&mut World) -> Done + Copy + Send + 'static,
+) -> Vec<Trial> {
     let named = |store: Store| {
         let trial = format!("{}::{name}", store.name);
         let name = trial.clone();
-        coord_integration::trial(trial, &store.find(), move |store| {
+        coord_integration::trial(trial, &find(&store), move |store| {
             let begun = now();
             let played = play(scenario, store, settings(&store));
             note(format!("{name} took {:.1?}", now().since(begun)));

@@ -2,7 +2,6 @@
 
 use coord::cluster::EventKind;
 use coord::{NodeEvent, ShardMap, Watched, Watcher};
-use coord_integration::faults::Proxy;
 use libtest_mimic::Trial;
 
 use super::backends;
@@ -166,8 +165,7 @@ async fn change_unseen(world: &mut World) -> Done {
     let name = |n: usize, world: &World| world.members[n].name.clone();
     let (left, dead) = (name(leaves, world), name(dies, world));
     // A watch of the nodes alone, on a way of its own.
-    let proxy = Proxy::to(&world.server).await?;
-    let url = world.store.url(&world.server.url_via(proxy.addresses()), &world.cluster);
+    let (proxy, url) = world.way().await?;
     let watched = connect(&url).await?;
     let mut watcher = Watcher::<NodeEvent>::nodes(watched.discovery());
     let seen = next_event(&mut watcher).await?;

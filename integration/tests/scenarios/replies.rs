@@ -2,21 +2,37 @@
 
 use std::collections::BTreeSet;
 
-use coord::session::Leases;
+use coord::session::{LeaseGuard, Leases};
 use coord::{Backend, Incarnation, LeaseEvent, LeaseName, NodeId, Release, Watched, Watcher};
 use coord_integration::faults::Request;
 use futures::FutureExt as _;
 use libtest_mimic::Trial;
 
-use super::backends;
-use super::driver::{Done, PATIENCE, World, on_each, quick};
+use super::backends::{self, Store};
+use super::driver::{Client, Done, PATIENCE, World, on_each, on_each_found, quick};
 use super::member::table;
 use super::said::{Outcome, Said};
 
+const ENCRYPTED: &str = "requests are encrypted";
+
 pub(crate) fn trials() -> Vec<Trial> {
     let single = || backends::all().into_iter().filter(|store| store.servers == 1);
-    let mut trials = on_each(single(), "k_replies_about_a_lease_are_lost", quick, of_a_lease);
-    trials.extend(on_each(single(), "k_the_reply_to_a_publish_is_lost", quick, of_a_publish));
+    let mut trials = on_each_found(
+        single(),
+        Store::find_open,
+        "k_replies_about_a_lease_are_lost",
+        quick,
+        of_a_lease,
+    );
+    trials.extend(on_each_found(
+        single(),
+        Store::find_open,
+        "k_the_reply_to_a_publish_is_lost",
+        quick,
+        of_a_publish,
+    ));
+    let encrypted = single().filter(|store| !store.shows_keys());
+    trials.extend(on_each(encrypted, "k_the_reply_to_a_renewal_is_lost", quick, of_a_renewal));
     trials
 }
 
@@ -25,7 +41,7 @@ async fn of_a_lease(world: &mut World) -> Done {
     let mut watcher = Watcher::<LeaseEvent>::lease(world.backend.lease(), name.clone());
     let client = world.client().await?;
     let leases = Leases::new(client.backend.lease(), NodeId::new("n1")?, Incarnation::random());
-    let about = Request::With(world.store.lease(&world.cluster, "jobs"));
+    let about = Request::With(world.store.lease(&world.cluster, "jobs").ok_or(ENCRYPTED)?);
     let store = world.backend.lease();
 
     client.proxy.lose_reply(about.clone());
@@ -36,18 +52,7 @@ async fn of_a_lease(world: &mut World) -> Done {
     let stored = async || store.get(&name).await.map(|record| record.map(|record| record.fence()));
     assert_eq!(stored().await?, Some(fence.clone()), "the one grant is its own");
 
-    // Renewals of etcd name no key.
-    client.proxy.lose_reply(Request::Any);
-    let renewed = |world: &mut World| {
-        let from = guard.deadline().minus(world.leader_ttl());
-        let is_done = |line: &super::said::Line| match &line.said {
-            Said::Call(call) => call.operation == "renew" && call.outcome == Outcome::Done,
-            _ => false,
-        };
-        let again = world.lines().iter().any(|line| line.at() > from && is_done(line));
-        (client.proxy.replies_lost() == 2 && again).then_some(())
-    };
-    world.until("it is renewed although a reply is lost", PATIENCE, renewed).await?;
+    renewal_survives(world, &client, &guard).await?;
     assert!(guard.is_held());
     assert_eq!(stored().await?, Some(fence.clone()), "it is still the same grant");
 
@@ -69,10 +74,43 @@ async fn of_a_lease(world: &mut World) -> Done {
     Ok(())
 }
 
+/// Loses the reply to the next renewal, and waits until one is answered all the same.
+async fn renewal_survives(world: &mut World, client: &Client, guard: &LeaseGuard) -> Done {
+    // Renewals of etcd name no key.
+    client.proxy.lose_reply(Request::Any);
+    let lost = client.proxy.replies_lost() + 1;
+    let renewed = |world: &mut World| {
+        let from = guard.deadline().minus(world.leader_ttl());
+        let is_done = |line: &super::said::Line| match &line.said {
+            Said::Call(call) => call.operation == "renew" && call.outcome == Outcome::Done,
+            _ => false,
+        };
+        let again = world.lines().iter().any(|line| line.at() > from && is_done(line));
+        (client.proxy.replies_lost() == lost && again).then_some(())
+    };
+    world.until("it is renewed although a reply is lost", PATIENCE, renewed).await
+}
+
+/// What can be seen of it where requests are encrypted: nothing but renewals is under way.
+async fn of_a_renewal(world: &mut World) -> Done {
+    let name = LeaseName::new("jobs")?;
+    let client = world.client().await?;
+    let leases = Leases::new(client.backend.lease(), NodeId::new("n1")?, Incarnation::random());
+    let session = leases.named(name.clone()).ttl(world.settings.leader_ttl).build()?;
+    let guard = tokio::time::timeout(PATIENCE, session.acquire()).await??;
+    let fence = guard.fence();
+    renewal_survives(world, &client, &guard).await?;
+    assert!(guard.is_held());
+    let stored = world.backend.lease().get(&name).await?.map(|record| record.fence());
+    assert_eq!(stored, Some(fence), "it is still the same grant");
+    tokio::time::timeout(PATIENCE, guard.release()).await??;
+    Ok(())
+}
+
 async fn of_a_publish(world: &mut World) -> Done {
     world.start(3).await?;
     let (leads, fence) = world.leader().await?;
-    let about = Request::With(world.store.head(&world.cluster, &table()));
+    let about = Request::With(world.store.head(&world.cluster, &table()).ok_or(ENCRYPTED)?);
     world.members[leads].proxy.lose_reply(about);
     world.add("n4").await?;
     world.shared_by(4).await?;

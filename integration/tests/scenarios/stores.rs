@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use coord::cluster::{EventKind, Settings};
 use coord::{LeaseName, Moment, NodeId, ShardMap};
-use coord_integration::servers::{Node, Server};
 use coord_integration::until;
 use libtest_mimic::Trial;
 
-use super::backends::{self, Store};
+use super::backends::{self, Servers, Store};
 use super::driver::{Done, PATIENCE, SLACK, World, on_each, quick};
 use super::leaders::taken_over;
 use super::recording::now;
@@ -46,8 +45,8 @@ fn long(store: &Store) -> Settings {
 
 /// Breaks the servers outside of the runtime.
 async fn breaking(
-    server: &Server,
-    act: impl FnOnce(&Server) -> std::io::Result<()> + Send + 'static,
+    server: &Servers,
+    act: impl FnOnce(&Servers) -> std::io::Result<()> + Send + 'static,
 ) -> Done {
     let server = server.clone();
     Ok(tokio::task::spawn_blocking(move || act(&server)).await??)
@@ -74,7 +73,7 @@ async fn answers(world: &World) -> Done<Moment> {
 async fn survives(
     world: &mut World,
     what: &str,
-    act: impl FnOnce(&Server) -> std::io::Result<()> + Send + 'static,
+    act: impl FnOnce(&Servers) -> std::io::Result<()> + Send + 'static,
 ) -> Done {
     let (leads, fence) = world.leader().await?;
     let before = world.map().await?;
@@ -126,7 +125,7 @@ async fn goes_on(world: &mut World) -> Done {
 
 async fn restarts(world: &mut World) -> Done {
     world.start(3).await?;
-    survives(world, "restarted", Server::restart).await?;
+    survives(world, "restarted", Servers::restart).await?;
     goes_on(world).await
 }
 
@@ -173,7 +172,7 @@ async fn is_away(world: &mut World) -> Done {
     let (_, fence) = world.leader().await?;
     let before = world.map().await?;
     let begun = now();
-    breaking(&world.server, |server| server.nodes().iter().try_for_each(Node::kill)).await?;
+    breaking(&world.server, Servers::kill).await?;
     let all_stopped = |world: &mut World| {
         let stopped = |kind: &EventKind| matches!(kind, EventKind::RegistrationLost { .. });
         let at = |member: &super::driver::Member| member.event(begun, stopped);
@@ -188,7 +187,7 @@ async fn is_away(world: &mut World) -> Done {
         world.members.iter().all(|m| m.view().is_some_and(|view| view.store_away)).then_some(())
     };
     world.until("every node knows that the store is away", PATIENCE, away).await?;
-    breaking(&world.server, Server::restart).await?;
+    breaking(&world.server, Servers::restart).await?;
     let back = answers(world).await?;
     let joined = |world: &mut World| {
         let known = |member: &super::driver::Member| {
