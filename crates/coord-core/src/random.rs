@@ -33,7 +33,7 @@ impl Seeded {
 
 /// 128 bits, so that two processes started in the same instant differ.
 pub(crate) fn bits() -> u128 {
-    let seeded = SEEDED.with_borrow_mut(|source| source.as_mut().map(|source| source.random()));
+    let seeded = SEEDED.with_borrow_mut(|source| source.as_mut().map(RngExt::random));
     seeded.unwrap_or_else(|| {
         let mut bytes = [0_u8; 16];
         #[expect(
@@ -47,7 +47,7 @@ pub(crate) fn bits() -> u128 {
 
 /// A source of its own for one task.
 pub(crate) fn source() -> StdRng {
-    let seeded = SEEDED.with_borrow_mut(|source| source.as_mut().map(|source| source.random()));
+    let seeded = SEEDED.with_borrow_mut(|source| source.as_mut().map(RngExt::random));
     // The fallback is for a system without randomness, where ids can't be made either.
     let system =
         || StdRng::try_from_rng(&mut SysRng).unwrap_or_else(|_error| StdRng::seed_from_u64(0));

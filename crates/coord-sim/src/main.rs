@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Parser;
+use coord_core::{BootClock, Clock as _, Moment};
 use coord_sim::{Outcome, Plant, simulate};
 
 /// Seeds that once broke something.
@@ -83,17 +84,24 @@ fn describe(outcome: &Outcome) -> String {
     }
 }
 
+/// A clock, and what it shows.
+fn now() -> (BootClock, Moment) {
+    let clock = BootClock::new();
+    let now = clock.now();
+    (clock, now)
+}
+
 /// Every planted bug is found.
 fn prove() -> bool {
     let mut all = true;
     for plant in Plant::ALL {
-        let started = Instant::now();
+        let (clock, started) = now();
         let found = (1..=500).find_map(|seed| {
             let broken = simulate(seed, Some(*plant), false).broken?;
             // What breaks without the bug too proves nothing.
             simulate(seed, None, false).broken.is_none().then_some((seed, broken))
         });
-        let took = started.elapsed();
+        let took = clock.now().since(started);
         match found {
             Some((seed, broken)) => {
                 say(&format!(
@@ -126,8 +134,8 @@ struct Totals {
 }
 
 fn many(options: &Options) -> bool {
-    let started = Instant::now();
-    let until = options.seconds.map(|seconds| started + Duration::from_secs(seconds));
+    let (clock, started) = now();
+    let until = options.seconds.map(|seconds| started.plus(Duration::from_secs(seconds)));
     let fixed: Vec<u64> = match until {
         None => regressions().chain(options.from..options.from + options.seeds).collect(),
         Some(_) => Vec::new(),
@@ -142,7 +150,7 @@ fn many(options: &Options) -> bool {
                 loop {
                     let stop = !options.keep_going && !lock(&totals).failed.is_empty();
                     let seed = match until {
-                        Some(until) => (Instant::now() < until)
+                        Some(until) => (clock.now() < until)
                             .then(|| drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
                         None => fixed.get(next.fetch_add(1, Ordering::Relaxed)).copied(),
                     };
@@ -157,7 +165,7 @@ fn many(options: &Options) -> bool {
     say(&format!(
         "{worlds} worlds in {:.1?}: {faults} faults, {terms} terms, {maps} maps, the slowest in order \
          after {slowest:?}; {} failed",
-        started.elapsed(),
+        clock.now().since(started),
         failed.len()
     ));
     failed.is_empty()

@@ -517,7 +517,7 @@ impl World {
         let mut quiet: Option<(u64, Version)> = None;
         let mut why = String::new();
         while self.time.ticks() < began + ticks(CONVERGENCE) + ticks(QUIET) {
-            if (self.time.ticks() - began) % ticks(OPERATOR) == 0 {
+            if (self.time.ticks() - began).is_multiple_of(ticks(OPERATOR)) {
                 self.operate();
             }
             self.tick();

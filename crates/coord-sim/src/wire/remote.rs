@@ -134,6 +134,10 @@ impl Remote {
         &self,
         open: impl FnOnce(&Inner) -> BoxStream<'static, Result<E>> + Send + 'static,
     ) -> BoxStream<'static, Result<E>> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the wire holds what is under way; a world lasts a minute of its own time"
+        )]
         let (sender, events) = mpsc::unbounded_channel();
         let remote = self.clone();
         let arrive = move || {
