@@ -12,7 +12,7 @@
 //! An [island](process::Island) is a tokio runtime on paused time that runs for one [tick](time::TICK) at a
 //! time, one island after the other in an order drawn from the seed. So a process can stand still, die
 //! between two of its instructions, and have a clock of its own, and no step of one overlaps with a step of
-//! another. Everything between a process and the store is a message of the [wire](wire).
+//! another. Everything between a process and the store is a message of the [wire].
 //!
 //! What would differ from run to run comes from the seed too: ids and pauses through
 //! [`coord_core::random`], and tokio's own draws, which takes `--cfg tokio_unstable`; `cargo sim` sets it.
