@@ -1,9 +1,10 @@
 //! The etcd client: all calls of the vendor's crate are made here and below.
 //!
 //! Each request is bounded in time, ends when the handle is closed, and fails with an [error of
-//! ours](crate::error). A request that found no connection was certainly not sent, and goes to
-//! another endpoint; no other is repeated.
+//! ours](crate::error). It goes to one of the [endpoints], and to another one when that does not
+//! answer: see there what is repeated.
 
+mod endpoints;
 mod keep_alive;
 mod reads;
 mod watch;
@@ -17,18 +18,19 @@ use coord_core::{Effect, Error, ErrorKind, Result};
 use etcd_client::proto::PbTxnOpResponse;
 use etcd_client::{
     AlarmAction, AlarmType, Compare, CompareOp, ConnectOptions, DeleteOptions, GetOptions,
-    KvClient, LeaseClient, PutOptions, Txn, TxnOp, WatchClient,
+    PutOptions, Txn, TxnOp,
 };
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::endpoints::{Connection, Endpoints};
 use self::keep_alive::KeepAlive;
 pub(crate) use self::keep_alive::Kept;
 use self::reads::Reads;
 pub(crate) use self::watch::{Batch, Change, Topic, subscribe};
 use crate::config::Config;
-use crate::error::{Op, Problem, is_never_sent, problem};
+use crate::error::{Op, Problem, problem};
 use crate::keys::{Mark, Range};
 
 /// The largest answer that is taken: a page of records, or a batch of chunks.
@@ -45,10 +47,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// One connection to the servers.
 #[derive(Clone)]
 pub(crate) struct Client {
-    vendor: etcd_client::Client,
-    kv: KvClient,
-    lease: LeaseClient,
-    watch: WatchClient,
+    endpoints: Endpoints,
     keep_alive: KeepAlive,
     reads: Reads,
     shared: Arc<Shared>,
@@ -56,8 +55,6 @@ pub(crate) struct Client {
 
 struct Shared {
     request_timeout: Duration,
-    /// How often a request is tried that found no connection.
-    tries: usize,
     closed: CancellationToken,
     tasks: TaskTracker,
 }
@@ -153,29 +150,17 @@ impl Client {
     pub(crate) async fn connect(config: &Config) -> Result<Self> {
         let op = Op::new("connect", &config.target);
         let options = connect_options(op, config)?;
-        let connect = etcd_client::Client::connect(&config.endpoints, Some(options));
-        let vendor = match timeout(config.request_timeout, connect).await {
-            Ok(Ok(vendor)) => vendor,
-            Ok(Err(error)) => return Err(problem(op, Effect::None, error).into()),
-            Err(_) => return Err(no_answer(op, config.request_timeout, Effect::None)),
-        };
+        let endpoints = Endpoints::new(&config.endpoints, &options, config.request_timeout);
         let shared = Arc::new(Shared {
             request_timeout: config.request_timeout,
-            tries: config.endpoints.len() * 2,
             closed: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
-        let lease = vendor.lease_client();
-        let keep_alive = KeepAlive::start(&vendor, &shared);
-        Ok(Self {
-            kv: vendor.kv_client().max_decoding_message_size(ANSWER_BYTES_MAX),
-            watch: vendor.watch_client().max_decoding_message_size(ANSWER_BYTES_MAX),
-            lease,
-            vendor,
-            keep_alive,
-            reads: Reads::default(),
-            shared,
-        })
+        let keep_alive = KeepAlive::start(&endpoints, &shared);
+        let client = Self { endpoints, keep_alive, reads: Reads::default(), shared };
+        // A connection that has a user authenticates before anything else.
+        client.call(op, Effect::None, |_| async { Ok(()) }).await?;
+        Ok(client)
     }
 
     pub(crate) fn closed(&self) -> &CancellationToken {
@@ -203,22 +188,19 @@ impl Client {
         &self,
         op: Op<'_>,
         effect: Effect,
-        send: impl Fn() -> F + Send + Sync,
+        send: impl Fn(Connection) -> F + Send + Sync,
     ) -> Result<T, Problem>
     where
         T: Send,
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
     {
-        let attempts = async {
-            for _ in 1..self.shared.tries {
-                match send().await {
-                    Err(error) if is_never_sent(&error) => {}
-                    answer => return answer,
-                }
-            }
-            send().await
-        };
         let limit = self.shared.request_timeout;
+        let attempts = async {
+            match effect {
+                Effect::None => self.endpoints.race(send).await,
+                _ => self.endpoints.once(send).await,
+            }
+        };
         tokio::select! {
             biased;
             () = self.shared.closed.cancelled() => Err(op.closed().into()),
@@ -239,8 +221,8 @@ impl Client {
     ) -> Result<Outcome, Problem> {
         let effect =
             if then.iter().chain(otherwise).any(writes) { Effect::Unknown } else { Effect::None };
-        let send = || {
-            let mut kv = self.kv.clone();
+        let send = |connection: Connection| {
+            let mut kv = connection.kv();
             let ops = |steps: &[Step]| steps.iter().map(operation).collect::<Vec<_>>();
             let compare = when.iter().map(comparison).collect::<Vec<_>>();
             let txn = Txn::new().when(compare).and_then(ops(then)).or_else(ops(otherwise));
@@ -281,8 +263,8 @@ impl Client {
         let (mut rest, mut revision) = (range, 0);
         loop {
             let page = limit.unwrap_or(PAGE);
-            let send = || {
-                let mut kv = self.kv.clone();
+            let send = |connection: Connection| {
+                let mut kv = connection.kv();
                 let options = GetOptions::new().with_range(rest.end.clone());
                 let options = options.with_limit(page).with_revision(revision);
                 let from = rest.from.clone();
@@ -304,8 +286,8 @@ impl Client {
     /// A new etcd lease, and the seconds that the server gave it.
     pub(crate) async fn grant(&self, op: Op<'_>, seconds: u64) -> Result<(i64, u64), Problem> {
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-        let send = || {
-            let mut lease = self.lease.clone();
+        let send = |connection: Connection| {
+            let mut lease = connection.vendor.lease_client();
             async move { lease.grant(seconds, None).await }
         };
         // One that nobody hears of holds no key and ends by itself: that is no effect.
@@ -315,8 +297,8 @@ impl Client {
 
     /// Ends an etcd lease with all that is bound to it, and tells whether there was one.
     pub(crate) async fn revoke(&self, op: Op<'_>, id: i64) -> Result<bool, Problem> {
-        let send = || {
-            let mut lease = self.lease.clone();
+        let send = |connection: Connection| {
+            let mut lease = connection.vendor.lease_client();
             async move { lease.revoke(id).await }
         };
         match self.call(op, Effect::Unknown, send).await {
@@ -337,8 +319,8 @@ impl Client {
 
     /// How long an etcd lease has still to live, at most; zero if it is gone.
     pub(crate) async fn time_to_live(&self, op: Op<'_>, id: i64) -> Result<Duration, Problem> {
-        let send = || {
-            let mut lease = self.lease.clone();
+        let send = |connection: Connection| {
+            let mut lease = connection.vendor.lease_client();
             async move { lease.time_to_live(id, None).await }
         };
         let answer = match self.call(op, Effect::None, send).await {
@@ -366,8 +348,8 @@ impl Client {
 
     /// What one of the servers says of itself.
     pub(crate) async fn status(&self, op: Op<'_>) -> Result<Status, Problem> {
-        let send = || {
-            let mut maintenance = self.vendor.maintenance_client();
+        let send = |connection: Connection| {
+            let mut maintenance = connection.vendor.maintenance_client();
             async move { maintenance.status().await }
         };
         let status = self.call(op, Effect::None, send).await?;
@@ -380,8 +362,8 @@ impl Client {
 
     /// How many members the store has.
     pub(crate) async fn members(&self, op: Op<'_>) -> Result<usize, Problem> {
-        let send = || {
-            let mut cluster = self.vendor.cluster_client();
+        let send = |connection: Connection| {
+            let mut cluster = connection.vendor.cluster_client();
             async move { cluster.member_list().await }
         };
         Ok(self.call(op, Effect::None, send).await?.members().len())
@@ -389,8 +371,8 @@ impl Client {
 
     /// The alarms that are raised, by name.
     pub(crate) async fn alarms(&self, op: Op<'_>) -> Result<Vec<&'static str>, Problem> {
-        let send = || {
-            let mut maintenance = self.vendor.maintenance_client();
+        let send = |connection: Connection| {
+            let mut maintenance = connection.vendor.maintenance_client();
             async move { maintenance.alarm(AlarmAction::Get, AlarmType::None, None).await }
         };
         let answer = self.call(op, Effect::None, send).await?;

@@ -122,6 +122,12 @@ pub(crate) fn is_never_sent(error: &etcd_client::Error) -> bool {
     })
 }
 
+/// Whether another endpoint may answer where this one failed: it was not reached, the connection
+/// broke, or its server is cut off from the others.
+pub(crate) fn is_of_endpoint(error: &etcd_client::Error) -> bool {
+    is_never_sent(error) || matches!(classify(error), Class::Unclassified(_))
+}
+
 /// Whether the token has run out that a stream was opened with; the client refreshes it by itself
 /// for single requests only.
 pub(crate) fn is_stale_token(error: &etcd_client::Error) -> bool {

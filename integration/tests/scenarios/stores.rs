@@ -1,7 +1,8 @@
 //! E: the store restarts, fails over, or is away for long.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::io::Error;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use coord::cluster::{EventKind, Settings};
@@ -23,9 +24,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(on_each(three(), "e_both_leaders_die", long, both_leaders_die));
     trials
 }
-
-/// How much less than half of the TTLs a server hangs.
-const SHORTER: Duration = Duration::from_secs(1);
 
 /// TTLs of which the half is longer than the store takes to elect a leader.
 fn long(store: &Store) -> Settings {
@@ -129,18 +127,29 @@ async fn restarts(world: &mut World) -> Done {
     goes_on(world).await
 }
 
-/// One that hangs for less than half of the TTLs: its clients find out by waiting for it.
+/// One that hangs for half of the TTLs: the store may be back before, when the others have elected another
+/// leader, and its clients have to find out by waiting that the one does not answer. An etcd leader that
+/// wakes after a whole TTL may end leases that the next one renewed.
 async fn leader_is_paused(world: &mut World) -> Done {
     world.start(3).await?;
-    let hangs = world.leader_ttl() / 2 - SHORTER;
-    survives(world, "its leader paused", move |server| {
+    let hangs = world.leader_ttl() / 2;
+    let server = world.server.clone();
+    let (begin, begun) = mpsc::channel();
+    let (pause, paused) = mpsc::channel();
+    let fault = breaking(&server, move |server| {
+        begun.recv().map_err(Error::other)?;
         let leader = server.leader()?;
         leader.pause()?;
+        pause.send(()).map_err(Error::other)?;
         // There is no condition to wait for: that time passes is the fault.
         let _: Option<()> = until(hangs, || None);
         leader.resume()
-    })
-    .await?;
+    });
+    let effect = survives(world, "its leader paused", move |_| {
+        begin.send(()).map_err(Error::other)?;
+        paused.recv().map_err(Error::other)
+    });
+    tokio::try_join!(fault, effect)?;
     goes_on(world).await
 }
 

@@ -4,6 +4,11 @@
 //! opened when somebody asks, and again after it broke. The server answers one message after the
 //! other, and every answer goes to the one who asked for it: an older answer would say that a lease
 //! lives longer than it does.
+//!
+//! A stream that does not answer is given up, and those who wait ask again by a new one at the next
+//! endpoint: to renew twice does no harm. An endpoint may hang, and one that forwards to a leader
+//! that hangs would wait for that one even after another was elected. With each round through all
+//! endpoints that none answered, more time is given to each.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -15,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
+use super::endpoints::Endpoints;
 use crate::error::{Op, Problem, is_stale_token, problem};
 
 /// How many may wait for the task.
@@ -44,10 +50,12 @@ struct Ask {
 type Reply = oneshot::Sender<Result<Kept, Option<etcd_client::Error>>>;
 
 impl KeepAlive {
-    pub(super) fn start(vendor: &etcd_client::Client, shared: &Shared) -> Self {
+    pub(super) fn start(endpoints: &Endpoints, shared: &Shared) -> Self {
         let (asks, receiver) = mpsc::channel(ASKS_MAX);
         let task = Task {
-            vendor: vendor.clone(),
+            endpoints: endpoints.clone(),
+            place: endpoints.current(),
+            failures: 0,
             asks: receiver,
             limit: shared.request_timeout,
             stream: None,
@@ -77,7 +85,11 @@ impl KeepAlive {
 }
 
 struct Task {
-    vendor: etcd_client::Client,
+    endpoints: Endpoints,
+    /// Where the stream is, or was last.
+    place: usize,
+    /// How many streams have failed since the last answer.
+    failures: usize,
     asks: mpsc::Receiver<Ask>,
     limit: Duration,
     stream: Option<(LeaseKeeper, LeaseKeepAliveStream)>,
@@ -97,6 +109,7 @@ impl Task {
 
     async fn serve(&mut self) {
         loop {
+            let patient_until = self.progress + self.patience();
             match &mut self.stream {
                 None => match self.queue.pop_front() {
                     Some(ask) => self.open(ask).await,
@@ -114,11 +127,11 @@ impl Task {
                         },
                         answer = answers.message() => match answer {
                             Ok(Some(answer)) => self.answered(answer.id(), answer.ttl()),
-                            Ok(None) => self.broke(None),
-                            Err(error) => self.broke(Some(error)),
+                            Ok(None) => self.failed(Failure::Broke(None)),
+                            Err(error) => self.failed(Failure::Broke(Some(error))),
                         },
-                        () = sleep_until(self.progress + self.limit), if is_waiting => {
-                            self.broke(None);
+                        () = sleep_until(patient_until), if is_waiting => {
+                            self.failed(Failure::Hangs);
                         }
                     }
                     self.send_queued().await;
@@ -132,20 +145,26 @@ impl Task {
         if ask.reply.is_closed() {
             return;
         }
-        match timeout(self.limit, self.try_open(ask.lease)).await {
+        self.place = self.endpoints.current();
+        match timeout(self.patience(), self.try_open(ask.lease)).await {
             Ok(Ok(stream)) => {
                 self.stream = Some(stream);
+                self.failures = 0;
                 self.progress = Instant::now();
                 // An error says that nobody waits any more, here and below.
                 let _ = ask.reply.send(Ok(Kept::Alive));
                 self.send_queued().await;
             }
             Ok(Err(etcd_client::Error::LeaseKeepAliveError(_))) => {
+                self.failures = 0;
                 let _ = ask.reply.send(Ok(Kept::Gone));
             }
             failed => {
                 self.queue.push_front(ask);
-                self.broke(failed.ok().and_then(Result::err));
+                self.failed(match failed {
+                    Ok(broke) => Failure::Broke(broke.err()),
+                    Err(_) => Failure::Hangs,
+                });
             }
         }
     }
@@ -154,10 +173,12 @@ impl Task {
         &mut self,
         lease: i64,
     ) -> Result<(LeaseKeeper, LeaseKeepAliveStream), etcd_client::Error> {
-        match self.vendor.lease_keep_alive(lease).await {
+        let vendor = self.endpoints.connection(self.place).await?.vendor;
+        let mut client = vendor.lease_client();
+        match client.keep_alive(lease).await {
             Err(error) if is_stale_token(&error) => {
-                self.vendor.refresh_token().await?;
-                self.vendor.lease_keep_alive(lease).await
+                vendor.refresh_token().await?;
+                client.keep_alive(lease).await
             }
             opened => opened,
         }
@@ -179,13 +200,14 @@ impl Task {
             }
             self.waiting.entry(lease).or_default().push_back(reply);
             if let Err(error) = sent {
-                self.broke(Some(error));
+                self.failed(Failure::Broke(Some(error)));
             }
         }
     }
 
     fn answered(&mut self, lease: i64, seconds: i64) {
         self.progress = Instant::now();
+        self.failures = 0;
         let Some(replies) = self.waiting.get_mut(&lease) else { return };
         let reply = replies.pop_front();
         if replies.is_empty() {
@@ -197,13 +219,40 @@ impl Task {
         }
     }
 
-    /// Drops the stream and everybody who waits.
-    fn broke(&mut self, mut cause: Option<etcd_client::Error>) {
+    /// How long an answer is waited for.
+    fn patience(&self) -> Duration {
+        let rounds = self.failures / self.endpoints.len();
+        let times = u32::try_from(rounds).ok().and_then(|rounds| 2_u32.checked_pow(rounds));
+        let patience = self.endpoints.patience();
+        patience.checked_mul(times.unwrap_or(u32::MAX)).map_or(self.limit, |it| it.min(self.limit))
+    }
+
+    /// Goes on to the next endpoint with everybody who waits; if all broke, they hear of it.
+    fn failed(&mut self, failure: Failure) {
         self.stream = None;
-        let waiting = self.waiting.drain().flat_map(|(_, replies)| replies);
-        let queued = self.queue.drain(..).map(|ask| ask.reply);
-        for reply in waiting.chain(queued).filter(|reply| !reply.is_closed()) {
-            let _ = reply.send(Err(cause.take()));
+        self.failures = self.failures.saturating_add(1);
+        self.endpoints.give_up(self.place);
+        let waiting = std::mem::take(&mut self.waiting);
+        let again = waiting.into_iter().flat_map(|(lease, replies)| {
+            replies.into_iter().map(move |reply| Ask { lease, reply })
+        });
+        let queued = std::mem::take(&mut self.queue);
+        let asks = again.chain(queued).filter(|ask| !ask.reply.is_closed());
+        match failure {
+            Failure::Broke(mut cause) if self.failures >= self.endpoints.len() => {
+                self.failures = 0;
+                for ask in asks {
+                    let _ = ask.reply.send(Err(cause.take()));
+                }
+            }
+            _ => self.queue = asks.collect(),
         }
     }
+}
+
+/// What became of a stream.
+enum Failure {
+    Broke(Option<etcd_client::Error>),
+    /// It is open and does not answer.
+    Hangs,
 }

@@ -9,8 +9,9 @@ use coord_core::{Effect, Result};
 use etcd_client::{WatchOptions, WatchStream};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
-use super::{Client, Entry, entry};
+use super::{Client, Connection, Entry, entry};
 use crate::error::{Op, Problem, is_stale_token, problem};
 use crate::keys::Range;
 
@@ -135,6 +136,7 @@ impl<T: Topic> Subscription<T> {
 /// A watch of the server's.
 pub(crate) struct Changes {
     stream: WatchStream,
+    given_up: CancellationToken,
     /// The beginning of a revision whose rest is still to come.
     fragments: Batch,
 }
@@ -147,9 +149,8 @@ impl Client {
         range: Range,
         revision: i64,
     ) -> Result<Changes, Problem> {
-        let send = || {
-            let mut client = self.watch.clone();
-            let vendor = self.vendor.clone();
+        let send = |connection: Connection| {
+            let mut client = connection.watch();
             let options = WatchOptions::new()
                 .with_range(range.end.as_str())
                 .with_start_revision(revision)
@@ -157,17 +158,18 @@ impl Client {
                 .with_fragment();
             let from = range.from.clone();
             async move {
-                match client.watch(from.as_str(), Some(options.clone())).await {
+                let stream = match client.watch(from.as_str(), Some(options.clone())).await {
                     Err(error) if is_stale_token(&error) => {
-                        vendor.refresh_token().await?;
+                        connection.vendor.refresh_token().await?;
                         client.watch(from, Some(options)).await
                     }
                     opened => opened,
-                }
+                };
+                Ok((stream?, connection.given_up))
             }
         };
-        let stream = self.call(op, Effect::None, send).await?;
-        Ok(Changes { stream, fragments: Batch::new() })
+        let (stream, given_up) = self.call(op, Effect::None, send).await?;
+        Ok(Changes { stream, given_up, fragments: Batch::new() })
     }
 }
 
@@ -175,7 +177,11 @@ impl Changes {
     /// The next changes, which end with a whole revision. Nothing is lost if the future is dropped.
     async fn next(&mut self, op: Op<'_>) -> Result<Batch, Problem> {
         loop {
-            let message = self.stream.message().await;
+            let Some(message) = self.given_up.run_until_cancelled(self.stream.message()).await
+            else {
+                let error = op.error(coord_core::ErrorKind::Unavailable);
+                return Err(error.message("the endpoint that is watched does not answer").into());
+            };
             let message = match message.map_err(|error| problem(op, Effect::None, error))? {
                 Some(message) => message.0,
                 None => {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Acquire, Backend as _, Claim, ClaimRequest, Effect, ErrorKind, Publish, Renew, ShardCount,
-    TableHeader, TableName, Version,
+    Acquire, Backend as _, Claim, ClaimRequest, Effect, ErrorKind, Heartbeat, NodeId, NodeInfo,
+    Publish, Register, Renew, Replace, ShardCount, TableHeader, TableName, Ttl, Version,
 };
 use coord_integration::faults::{Direction, Proxy, Request};
-use coord_integration::servers::Etcd;
+use coord_integration::servers::{Etcd, Node, Server};
 use libtest_mimic::Trial;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::setup::{SOON, acquire, admin, ask, name, on, open, release, renew, until};
 
@@ -23,6 +23,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         on("a_lost_reply_is_ones_own_write", &plain, a_lost_reply_is_ones_own_write),
         on("a_black_hole_is_bounded", &plain, a_black_hole_is_bounded),
         on("a_dead_leader_ends_no_grant", &three, a_dead_leader_ends_no_grant),
+        on("a_paused_leader_ends_no_grant", &three, a_paused_leader_ends_no_grant),
+        on("a_paused_follower_holds_nothing_up", &three, a_paused_follower_holds_nothing_up),
         on("renewals_share_streams_and_reads", &control, renewals_share_streams_and_reads),
         on("only_a_first_try_writes_in_vain", &control, only_a_first_try_writes_in_vain),
     ]
@@ -115,15 +117,7 @@ async fn a_dead_leader_ends_no_grant(etcd: Etcd) {
     let backend = open(&format!("{}/orders", server.url())).await;
     let grant = acquire(&backend, &ask("jobs", "node-1", 15)).await;
     renew(&backend, &grant).await;
-    let mut leader = None;
-    for (place, address) in server.addresses().iter().enumerate() {
-        let status = admin(std::slice::from_ref(address), None).await.status().await;
-        let status = status.expect("a status");
-        if status.header().map(etcd_client::ResponseHeader::member_id) == Some(status.leader()) {
-            leader = Some(place);
-        }
-    }
-    server.nodes()[leader.expect("a leader")].kill().expect("dies");
+    server.leader().expect("a leader").kill().expect("dies");
     let died = Instant::now();
     until("the grant is renewed at the next leader", || async {
         match backend.lease().renew(&grant).await {
@@ -152,6 +146,88 @@ async fn a_dead_leader_ends_no_grant(etcd: Etcd) {
     release(&backend, &grant).await;
     let next = acquire(&backend, &ask("jobs", "node-2", 15)).await;
     assert!(next.term > grant.term, "{} after {}", next.term, grant.term);
+}
+
+/// How long a caller waits: less than the limit of a request, as a session with a short TTL does.
+const CALL: Duration = Duration::from_secs(1);
+const TTL_SECONDS: u64 = 10;
+
+async fn a_paused_leader_ends_no_grant(etcd: Etcd) {
+    let server = etcd.start().expect("starts");
+    let leader = server.leader().expect("a leader");
+    // The members go on forwarding to it until they have elected another: 1 to 2 s.
+    goes_on_without(&server, leader, Duration::from_secs(3)).await;
+}
+
+async fn a_paused_follower_holds_nothing_up(etcd: Etcd) {
+    let server = etcd.start().expect("starts");
+    let leader = server.leader().expect("a leader").name().to_owned();
+    let follower = server.nodes().iter().find(|node| node.name() != leader).expect("a follower");
+    goes_on_without(&server, follower, Duration::ZERO).await;
+}
+
+/// While one member hangs, handles that began at different endpoints renew, and acquire within two time
+/// limits of a request.
+async fn goes_on_without(server: &Server, member: &Node, election: Duration) {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let url = format!("{}/orders?request_timeout=2s", server.url());
+    let mut handles = Vec::new();
+    for n in 0..6 {
+        let backend = open(&url).await;
+        let grant = acquire(&backend, &ask(&format!("jobs-{n}"), "node-1", TTL_SECONDS)).await;
+        let node = NodeInfo::new(
+            NodeId::new(format!("node-{n}")).expect("name"),
+            "a:1".parse().expect("an address"),
+        );
+        let ttl = Ttl::from_secs(TTL_SECONDS).expect("a good ttl");
+        let registered = backend.discovery().register(&node, ttl, Replace::No).await;
+        let Ok(Register::Registered(held)) = registered else { panic!("{registered:?}") };
+        renew(&backend, &grant).await;
+        handles.push((n, backend, grant, node, held));
+    }
+    member.pause().expect("hangs");
+    let paused = Instant::now();
+    let limit = election + LIMIT;
+    let each = handles.iter().map(|(n, backend, grant, node, held)| async move {
+        let (lease, discovery) = (backend.lease(), backend.discovery());
+        let goes_on = async {
+            let (mut renewed, mut beat) = (paused, paused);
+            while paused.elapsed() < Duration::from_secs(TTL_SECONDS) {
+                let renewal = timeout(CALL, lease.renew(grant));
+                match tokio::join!(renewal, timeout(CALL, discovery.heartbeat(held, node))) {
+                    (Ok(Ok(Renew::Lost(by))), _) => panic!("lease {n} is lost to {by:?}"),
+                    (_, Ok(Ok(Heartbeat::Gone))) => panic!("node {n} is gone"),
+                    (renewal, heartbeat) => {
+                        let now = Instant::now();
+                        renewed = if matches!(renewal, Ok(Ok(_))) { now } else { renewed };
+                        beat = if matches!(heartbeat, Ok(Ok(_))) { now } else { beat };
+                    }
+                }
+                let (renewed, beat) = (renewed.elapsed(), beat.elapsed());
+                assert!(renewed < limit, "lease {n} was not renewed for {renewed:?}");
+                assert!(beat < limit, "node {n} had no heartbeat for {beat:?}");
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        // As a session does: the same attempt until there is an answer.
+        let acquires = async {
+            let request = ask(&format!("more-{n}"), "node-1", TTL_SECONDS);
+            let grant = until("a lease is acquired", || async {
+                match lease.try_acquire(&request).await {
+                    Ok(Acquire::Acquired(grant)) => Some(grant),
+                    Ok(other) => panic!("its own attempt is {other:?}"),
+                    Err(_) => None,
+                }
+            })
+            .await;
+            let after = paused.elapsed();
+            assert!(after < limit + LIMIT, "a lease was acquired after {after:?}");
+            assert_eq!(grant.holder, request.holder);
+        };
+        tokio::join!(goes_on, acquires);
+    });
+    futures::future::join_all(each).await;
+    member.resume().expect("goes on");
 }
 
 async fn renewals_share_streams_and_reads(etcd: Etcd) {
