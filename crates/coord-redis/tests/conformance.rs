@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let server = match shape.as_str() {
         "sentinel" => redis.with_sentinels(1, 3).start(),
         "cluster" => redis.with_cluster(3, 0).start(),
-        _ => redis.start(),
+        _ => redis.or_given().start(),
     };
     coord_conformance::main(Redises { server, shape })
 }
