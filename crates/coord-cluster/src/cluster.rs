@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coord_core::{
-    Backend, BootClock, Clock, ClusterName, Discovery, Error, ErrorKind, Fence, Guarantees, Lease,
-    NodeEntry, NodeId, NodeInfo, Placement, Replace, Request, RequestEvent, RequestId, Result,
-    ShardMap, TableHeader, TableName, Tenure, Watched, Watcher, shard_of,
+    Backend, BootClock, Clock, ClusterName, Discovery, Error, ErrorKind, Fence, Guarantees,
+    Incarnation, Lease, LeaseName, Leases, NodeEntry, NodeId, NodeInfo, Placement, Replace,
+    Request, RequestEvent, RequestId, Result, ShardMap, TableHeader, TableName, Tenure, Watched,
+    Watcher, shard_of,
 };
 use coord_placement::{Balanced, PlacementStrategy};
 use tokio::sync::{mpsc, oneshot};
@@ -23,6 +24,7 @@ use crate::membership::{self, Judging, Keeper};
 use crate::region::{self, Host};
 use crate::settings::Settings;
 use crate::shared::{Ending, Parts, Shared};
+use crate::singleton::SingletonBuilder;
 use crate::status::Status;
 use crate::{election, follow, record};
 
@@ -366,6 +368,22 @@ impl Cluster {
     pub fn fence(&self) -> Option<Fence> {
         let tenure = self.inner.shared.tenure.borrow();
         tenure.as_ref().filter(|tenure| tenure.is_held()).map(Tenure::fence)
+    }
+
+    /// A job that runs on one node of the cluster: the one that holds the lease of this name, kept by the
+    /// settings `sharding_ttl`, `sharding_retry` and `request_timeout`. It is stopped when this node's
+    /// runtime ends, which waits for it.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name.
+    pub fn singleton(&self, name: impl AsRef<str>) -> Result<SingletonBuilder> {
+        let Inner { shared, tasks, .. } = &*self.inner;
+        let name = LeaseName::new(name)?;
+        // Which run of the node holds it is for people: the lease protects the job by itself.
+        let run = shared.registered.borrow().unwrap_or_else(Incarnation::random);
+        let leases = Leases::new(Arc::clone(&shared.lease), shared.node.clone(), run)
+            .with_clock(Arc::clone(&shared.clock));
+        Ok(SingletonBuilder::of_node(shared, tasks, leases, name))
     }
 
     /// Asks the leader, wherever it is, and waits for its answer for three leader TTLs.

@@ -25,7 +25,8 @@
 //! one's way: what it has written stays in force while nobody leads.
 //!
 //! Reading order: [`Cluster`] and [`Settings`] (how a node is started), [`Status`] and [`EventKind`]
-//! (what it shows), [`Host`] (how shards are run), [`Command`] and [`Refusal`] (what can be asked of it),
+//! (what it shows), [`Host`] (how shards are run), [`singleton`] (a job on one node), [`Command`] and
+//! [`Refusal`] (what can be asked of it),
 //! [`invariants`] (what each map keeps before it is published). Inside: `coordinator/machine.rs`, then
 //! `roster.rs`, `placing.rs` and `moving.rs`; on the node's side `region/hosting.rs`.
 //!
@@ -69,9 +70,14 @@
 //! new owner is published once the old one has reported it stopped, or can't host any more by the
 //! clock of its own registration. A table without a host is only shown as owned.
 //!
+//! # A job on one node
+//!
+//! [`Cluster::singleton`] runs a job on whichever node holds its lease; [`singleton`] does so without a
+//! cluster too.
+//!
 //! # What is not there yet
 //!
-//! Mailboxes and transport, singletons and gating leases; [`downing`], [`detector`] and [`poison`] are there
+//! Mailboxes and transport, and gating leases; [`downing`], [`detector`] and [`poison`] are there
 //! as machines that nothing drives yet. Every node stands for election unless its setting `candidate` is
 //! false. A table that is deleted while its shards are hosted begins another life that knows nothing of
 //! them.
@@ -95,6 +101,7 @@ mod record;
 mod region;
 mod settings;
 mod shared;
+pub mod singleton;
 mod status;
 mod telemetry;
 
@@ -104,4 +111,5 @@ pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated};
 pub use handoff::Handoff;
 pub use region::{Host, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
+pub use singleton::Singleton;
 pub use status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};

@@ -6,4 +6,5 @@ mod failover;
 mod faults;
 mod handoff;
 mod leaders;
+mod singleton;
 mod timing;
