@@ -17,8 +17,9 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use crate::commands::{Command, Refusal, Reply};
-use crate::coordinator::{LocalCommand, Spec};
+use crate::coordinator::{LocalCommand, Release, Spec};
 use crate::events::Events;
+use crate::gating::GatingLease;
 use crate::handoff::Handoff;
 use crate::membership::{self, Judging, Keeper};
 use crate::region::{self, Host};
@@ -101,6 +102,7 @@ pub struct ClusterBuilder {
     tables: Vec<(TableName, Spec)>,
     hosts: Vec<(TableName, Arc<dyn Host>)>,
     handoffs: Vec<(TableName, Handoff)>,
+    gating: Option<GatingLease>,
     clock: Arc<dyn Clock>,
     replace: Replace,
 }
@@ -143,6 +145,17 @@ impl ClusterBuilder {
         self
     }
 
+    /// Gates the coordinator by this lease as well, on any store: a leader that does not hold it places no
+    /// shard and takes no step of a move, until it does. What is placed stays where it is, and hosting and
+    /// routing go on; commands that place shards wait in order.
+    ///
+    /// It is held for `sharding_ttl` and tried for every `sharding_retry`, by the leader alone. All nodes
+    /// name the same lease.
+    pub fn gated_by(mut self, lease: Arc<dyn Lease>, name: LeaseName) -> Self {
+        self.gating = Some(GatingLease { lease, name });
+        self
+    }
+
     /// Reading deadlines from this clock instead of the boot clock.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -158,14 +171,16 @@ impl ClusterBuilder {
     /// Checks the settings, registers the node and starts its runtime.
     ///
     /// # Errors
-    /// `Invalid` for contradicting settings (one error names them all), a table that is named twice or
-    /// reserved, a host or handoff of a table that is not named, or a node id under which another process is registered; `Misconfigured` where a table
+    /// `Invalid` for contradicting settings (one error names them all), a version that can't be compared
+    /// where they prefer newer ones, a table that is named twice or reserved, a gating lease that is
+    /// reserved or whose times do not fit together, a host or handoff of a table that is not named, or a
+    /// node id under which another process is registered; `Misconfigured` where a table
     /// exists with another header; and as the store answers.
     ///
     /// # Cancel safety
     /// The node may be registered, until its TTL has passed.
     pub async fn start(self) -> Result<Cluster> {
-        let Self { stores, node, settings, tables, hosts, handoffs, clock, replace } = self;
+        let Self { stores, node, settings, tables, hosts, handoffs, gating, clock, replace } = self;
         settings.validate()?;
         let mut specs = BTreeMap::new();
         for (name, spec) in tables {
@@ -194,10 +209,26 @@ impl ClusterBuilder {
         }
         let Stores { lease, discovery, placement, guarantees, cluster } = stores;
         let judging = Judging::of(&guarantees);
+        if let (Some(_), Some(version)) = (settings.newer_leads_after, &node.version) {
+            Release::parse(version).map_err(|error| error.resource(&node.id))?;
+        }
+        let node = if settings.candidate { node } else { node.without_candidacy() };
         let id = node.id.clone();
-        let parts =
-            Parts { node: id, settings, clock, lease, discovery, placement, judging, specs };
+        let parts = Parts {
+            node: id,
+            settings,
+            clock,
+            lease,
+            discovery,
+            placement,
+            judging,
+            specs,
+            gating,
+        };
         let shared = Arc::new(Shared::new(parts));
+        if let Some(gate) = &shared.gating {
+            gate.check(&shared)?;
+        }
         check_headers(&shared).await?;
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
         Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, regions, &cluster)) })
@@ -298,6 +329,7 @@ impl Cluster {
             tables: Vec::new(),
             hosts: Vec::new(),
             handoffs: Vec::new(),
+            gating: None,
             clock: Arc::new(BootClock::new()),
             replace: Replace::No,
         }

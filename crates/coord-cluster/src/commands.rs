@@ -88,9 +88,10 @@ pub enum Command {
     Pause,
     /// Ends a pause.
     Resume,
-    /// The leader gives up its lease.
+    /// The leader gives up its lease, and stands again after one retry interval.
     StepDown,
-    /// The leader gives up its lease in favour of a node.
+    /// The leader gives up its lease in favour of a node. The others leave it the time to take it, and one
+    /// that was faster gives way.
     TransferLeadership {
         /// Who is to lead.
         to: NodeId,
@@ -98,6 +99,19 @@ pub enum Command {
 }
 
 impl Command {
+    /// Whether it waits while the coordinator is gated: it places shards, or looks at where they are.
+    pub(crate) const fn needs_gate(&self) -> bool {
+        matches!(
+            self,
+            Self::AssignShard { .. }
+                | Self::AssignShards { .. }
+                | Self::RebalanceShards { .. }
+                | Self::Pin { .. }
+                | Self::Unpin { .. }
+                | Self::Resume
+        )
+    }
+
     /// The command's name in one word, for logs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -271,6 +285,11 @@ pub enum Refusal {
         /// How many the table has.
         shards: u32,
     },
+    /// The node can't lead: it does not stand for election, or is absent at the moment.
+    NotCandidate {
+        /// Which node.
+        node: NodeId,
+    },
     /// All places of the shard are taken.
     TooManyReplicas {
         /// Which shard.
@@ -318,6 +337,9 @@ impl fmt::Display for Refusal {
                  until the TTL of its registration has passed"
             ),
             Self::NodeDraining { node } => write!(f, "node {node} is draining"),
+            Self::NotCandidate { node } => {
+                write!(f, "node {node} does not stand for election, or is absent")
+            }
             Self::TableNotFound { table } => write!(f, "there is no table {table}"),
             Self::ShardNotFound { shard, shards } => {
                 write!(f, "there is no shard {shard}; the table has {shards}")

@@ -75,12 +75,26 @@
 //! [`Cluster::singleton`] runs a job on whichever node holds its lease; [`singleton`] does so without a
 //! cluster too.
 //!
+//! # A gate for the coordinator
+//!
+//! [`ClusterBuilder::gated_by`] names a further lease, on any store, without which the leader places no shard
+//! and takes no step of a move: where the leader's own lease lives in a store that may lose it, one in a
+//! stricter store decides. [`Status::gating`] shows it. Losing it stops the writes, first by the clock of this
+//! node; for certain by the fence, since a leader claims the tables only once it holds the gate. Nothing else
+//! stops: shards stay where they are, and work on.
+//!
+//! # Who leads next
+//!
+//! [`Command::TransferLeadership`] names a node, which the others leave the time to take the lease: two retry
+//! intervals. One that was faster, and reads only then who was named, gives way. With the setting
+//! [`newer_leads_after`](Settings::newer_leads_after) a leader hands over by itself, to a newer version of the
+//! service.
+//!
 //! # What is not there yet
 //!
-//! Mailboxes and transport, and gating leases; [`downing`], [`detector`] and [`poison`] are there
-//! as machines that nothing drives yet. Every node stands for election unless its setting `candidate` is
-//! false. A table that is deleted while its shards are hosted begins another life that knows nothing of
-//! them.
+//! Mailboxes and transport; [`downing`], [`detector`] and [`poison`] are there as machines that nothing
+//! drives yet. Every node stands for election unless its setting `candidate` is false. A table that is
+//! deleted while its shards are hosted begins another life that knows nothing of them.
 
 mod cluster;
 mod commands;
@@ -92,6 +106,7 @@ mod election;
 mod events;
 mod follow;
 mod gate;
+mod gating;
 mod handoff;
 pub mod invariants;
 mod membership;
@@ -112,4 +127,4 @@ pub use handoff::Handoff;
 pub use region::{Host, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
 pub use singleton::Singleton;
-pub use status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};
+pub use status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};

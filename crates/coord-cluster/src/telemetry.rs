@@ -5,7 +5,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
 use crate::singleton::State;
-use crate::status::{ClusterState, Role, Status};
+use crate::status::{ClusterState, Gating, Role, Status};
 
 /// Sets the gauges to what this node sees.
 pub(crate) fn status(me: &NodeId, status: &Status) {
@@ -18,6 +18,10 @@ pub(crate) fn status(me: &NodeId, status: &Status) {
     gauge!("cluster_handoff_stuck").set(float(stuck));
     gauge!("cluster_shards_assigned").set(f64::from(mine));
     gauge!("cluster_shards_orphaned").set(f64::from(orphans));
+    for state in [Gating::None, Gating::Acquiring, Gating::Held] {
+        let is_so = if status.gating == state { 1.0 } else { 0.0 };
+        gauge!("cluster_coordinator_gate", "state" => state.as_str()).set(is_so);
+    }
     let leads = status.role == Role::Leader;
     gauge!("cluster_leader_is_leader").set(if leads { 1.0 } else { 0.0 });
     let term = status.leader.as_ref().map_or(0, |leader| leader.term.get());

@@ -271,12 +271,18 @@ impl Bench<'_> {
     }
 
     fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, Refusal> {
-        let status = self.seat(to)?.entry.status;
-        if status != NodeStatus::Active {
-            return Err(Refusal::UnhealthyNode { node: to.clone(), status });
+        let seat = self.seat(to)?;
+        match seat.entry.status {
+            NodeStatus::Active => {}
+            NodeStatus::Draining => return Err(Refusal::NodeDraining { node: to.clone() }),
+            status => return Err(Refusal::UnhealthyNode { node: to.clone(), status }),
         }
         if to == self.me {
             return Ok(Vec::new());
+        }
+        match self.view.presence(to) {
+            Some(Presence::Present(seen)) if seen.info.candidate && seat.may_lead() => {}
+            _ => return Err(Refusal::NotCandidate { node: to.clone() }),
         }
         Ok(vec![Write::Note(Note::Heir(to.clone())), Write::StepDown])
     }

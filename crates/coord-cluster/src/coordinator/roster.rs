@@ -411,6 +411,13 @@ impl Flap {
     }
 }
 
+impl Seat {
+    /// Whether leadership may be handed to it, if it stands.
+    pub(crate) fn may_lead(&self) -> bool {
+        self.entry.status == NodeStatus::Active && !self.frozen
+    }
+}
+
 impl Roster {
     pub(crate) fn seat(&self, node: &NodeId) -> Option<&Seat> {
         self.0.get(node)
