@@ -301,6 +301,7 @@ impl Inner {
             unhosted.cancel();
         });
         tasks.spawn(follow::leader(Arc::clone(&shared)).instrument(span.clone()));
+        tasks.spawn(follow::forced_leave(Arc::clone(&shared)).instrument(span.clone()));
         for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
             tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
         }
@@ -475,38 +476,73 @@ impl Cluster {
     }
 
     /// Leaves in order: the node's shards move first, then it gives up the leadership if it has it,
-    /// deregisters and ends.
+    /// deregisters and ends. The last active node stops its shards and goes all the same.
     ///
     /// # Errors
-    /// `Unavailable` if the shards did not move within the handoff timeout; the node has left all the
-    /// same. Else as the store answers the deregistration.
+    /// `Unavailable` if the shards did not move within the handoff timeout: the node stays, and goes as soon as
+    /// they have; [`leave_by_force`](Self::leave_by_force) does not wait for them any more. Else as the store
+    /// answers the deregistration; the node has ended then.
     ///
     /// # Cancel safety
     /// The node may be leaving, and goes on to.
     pub async fn leave(&self) -> Result<()> {
         let shared = &self.inner.shared;
         let limit = shared.settings.handoff_timeout;
-        let evacuated = async {
-            while !shared.stop.is_cancelled() {
-                let command = Command::Leave { node: shared.node.clone() };
-                match self.request(command).await {
-                    // The node ends by itself as soon as it owns nothing.
-                    Ok(Reply::Done(_)) => shared.stop.cancelled().await,
-                    // It is no member (any more), so it owns nothing.
-                    Ok(Reply::Refused(_)) => return,
-                    Ok(Reply::Unanswered) | Err(_) => {
-                        tokio::time::sleep(shared.settings.leader_retry).await;
-                    }
+        let evacuated = tokio::time::timeout(limit, self.evacuate(false)).await;
+        match evacuated {
+            Ok(None) => self.shutdown().await,
+            Ok(Some(why)) => {
+                Err(Error::unavailable("leave", why.to_string()).resource(&shared.node))
+            }
+            Err(_elapsed) => {
+                let why = format!(
+                    "the node's shards have not moved; it goes as soon as they have, or by force \
+                     limit={limit:?}"
+                );
+                Err(Error::unavailable("leave", why).resource(&shared.node))
+            }
+        }
+    }
+
+    /// Leaves as [`leave`](Self::leave) does where that is possible within the handoff timeout, and else as
+    /// [`shutdown`](Self::shutdown): it stops its shards, which are orphaned until the leader has placed them
+    /// anew. How many it still had then.
+    ///
+    /// # Errors
+    /// As the store answers the deregistration; the node has ended all the same.
+    ///
+    /// # Cancel safety
+    /// The node may be leaving, and goes on to.
+    pub async fn leave_by_force(&self) -> Result<u32> {
+        let shared = &self.inner.shared;
+        let limit = shared.settings.handoff_timeout;
+        // Also where no leader answers, and so nobody has told the node to go by itself.
+        let _ = tokio::time::timeout(limit, self.evacuate(true)).await;
+        let left = self.status().member(&shared.node).map_or(0, |member| member.shards);
+        self.shutdown().await.map(|()| left)
+    }
+
+    /// Asks to leave until the node may go; why it may not, if the leader says so.
+    async fn evacuate(&self, force: bool) -> Option<Refusal> {
+        let shared = &self.inner.shared;
+        while !shared.stop.is_cancelled() {
+            let command = Command::Leave { node: shared.node.clone(), force };
+            match self.request(command).await {
+                // The node ends by itself as soon as it owns nothing.
+                Ok(Reply::Done(_)) => shared.stop.cancelled().await,
+                Ok(Reply::Refused(stuck @ Refusal::StuckLeaving { .. })) => return Some(stuck),
+                // It is no member (any more), so it owns nothing.
+                Ok(Reply::Refused(
+                    Refusal::NodeNotFound { .. } | Refusal::InvalidTransition { .. },
+                )) => {
+                    return None;
+                }
+                Ok(Reply::Refused(_) | Reply::Unanswered) | Err(_) => {
+                    tokio::time::sleep(shared.settings.leader_retry).await;
                 }
             }
-        };
-        let in_time = tokio::time::timeout(limit, evacuated).await.is_ok();
-        self.shutdown().await?;
-        if in_time {
-            return Ok(());
         }
-        let why = format!("the node left before its shards had moved limit={limit:?}");
-        Err(Error::unavailable("leave", why).resource(&shared.node))
+        None
     }
 
     /// Ends at once, in order: stops the shards that it hosts, within the stop budget, gives up the

@@ -40,10 +40,13 @@ pub enum Command {
         /// Which node.
         node: NodeId,
     },
-    /// Evacuates a node; then it goes.
+    /// Evacuates a node; then it goes. The last active one stops its shards and goes all the same.
     Leave {
         /// Which node.
         node: NodeId,
+        /// Whether it stops its shards and goes also where they have not moved within the handoff timeout.
+        #[serde(default)]
+        force: bool,
     },
     /// Gives an empty place of a shard to a node.
     AssignShard {
@@ -253,6 +256,14 @@ pub enum Refusal {
         /// Who does, if anybody is known to.
         leader: Option<NodeId>,
     },
+    /// The node is leaving, and its shards have not moved within the handoff timeout. It stays until they
+    /// have, or leaves by force.
+    StuckLeaving {
+        /// Which node.
+        node: NodeId,
+        /// How many of its shards are stuck; not more than the first 256 of each table are counted.
+        shards: u32,
+    },
     /// The node cannot host shards.
     UnhealthyNode {
         /// Which node.
@@ -328,6 +339,11 @@ impl fmt::Display for Refusal {
             Self::NotLeader { leader: None } => {
                 f.write_str("not the leader; nobody is known to be")
             }
+            Self::StuckLeaving { node, shards } => write!(
+                f,
+                "{shards} shards of node {node} have not moved within the handoff timeout; it stays \
+                 until they have, or leaves by force"
+            ),
             Self::UnhealthyNode { node, status } => {
                 write!(f, "node {node} is {status} and hosts nothing")
             }
