@@ -4,41 +4,65 @@
 
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use coord::NodeId;
-use coord::session::Ran;
+use coord::cluster::singleton::{Duty, Next, Singleton};
+
+const WORKERS: [&str; 3] = ["w1", "w2", "w3"];
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let url = std::env::args().nth(1).unwrap_or("memory://singleton-example".into());
-    let at_work = AtomicU32::new(0);
-    futures::future::try_join_all(["w1", "w2"].map(|name| worker(&url, name, &at_work))).await?;
+    let at_work = Arc::new(AtomicU32::new(0));
+    let mut workers = Vec::new();
+    for name in WORKERS {
+        workers.push((name, worker(&url, name, &at_work).await?));
+    }
+    // One worker after the other is stopped; the job goes on at another at once.
+    while let Some(runs) = first_at_work(&workers).await {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (name, worker) = workers.swap_remove(runs);
+        let ended = worker.stop().await;
+        println!("{name} is stopped: {ended:?}");
+    }
     Ok(())
 }
 
-async fn worker(url: &str, name: &str, at_work: &AtomicU32) -> anyhow::Result<()> {
+async fn worker(
+    url: &str,
+    name: &'static str,
+    at_work: &Arc<AtomicU32>,
+) -> anyhow::Result<Singleton> {
     let coord = coord::connect(url).await?.with_node(NodeId::new(name)?);
-    let guard = coord.lease("nightly-report")?.ttl(Duration::from_secs(5)).acquire().await?;
-
-    // `run` keeps the lease while the job runs, drops the job at the deadline if the lease can't be
-    // kept, and releases only after the job has stopped.
-    let outcome = guard
-        .run(|fence| async move {
-            let others = at_work.fetch_add(1, Ordering::SeqCst);
-            assert_eq!(others, 0, "two workers at work at one moment");
-            println!("{name} writes the report in term {}", fence.term);
-            tokio::time::sleep(Duration::from_millis(300)).await;
+    let at_work = Arc::clone(at_work);
+    let job = move |duty: Duty| {
+        let at_work = Arc::clone(&at_work);
+        async move {
+            assert_eq!(at_work.fetch_add(1, Ordering::SeqCst), 0, "two at work at one moment");
+            // Show the fence to whatever the job writes to: it refuses a stale one.
+            println!("{name} works in term {}", duty.fence().term);
+            duty.cancelled().await;
             at_work.fetch_sub(1, Ordering::SeqCst);
-            "42 pages"
-        })
-        .await;
+            Next::Again
+        }
+    };
+    // The lease is kept while the job runs, and given back once nothing of it is left.
+    Ok(coord.singleton("nightly-report")?.ttl(Duration::from_secs(5)).start(job)?)
+}
 
-    match outcome {
-        Ran::Finished(report) => println!("{name} is done: {report}"),
-        Ran::Lost(why) => println!("{name} was stopped: the lease is {why}"),
-        other => anyhow::bail!("{name}: {other:?}"),
+/// Waits until one of them runs the job.
+async fn first_at_work(workers: &[(&str, Singleton)]) -> Option<usize> {
+    use coord::cluster::singleton::State;
+    loop {
+        let runs = |(_, worker): &(&str, Singleton)| {
+            matches!(&*worker.state().borrow(), State::Running(_))
+        };
+        if workers.is_empty() || workers.iter().any(runs) {
+            return workers.iter().position(runs);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    Ok(())
 }

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coord_core::{
-    Backend, BootClock, Clock, ClusterName, Discovery, Error, ErrorKind, Fence, Guarantees, Lease,
-    NodeEntry, NodeId, NodeInfo, Placement, Replace, Request, RequestEvent, RequestId, Result,
-    ShardMap, TableHeader, TableName, Tenure, Watched, Watcher, shard_of,
+    Backend, BootClock, Clock, ClusterName, Discovery, Error, ErrorKind, Fence, Guarantees,
+    Incarnation, Lease, LeaseName, Leases, NodeEntry, NodeId, NodeInfo, Placement, Replace,
+    Request, RequestEvent, RequestId, Result, ShardMap, TableHeader, TableName, Tenure, Watched,
+    Watcher, shard_of,
 };
 use coord_placement::{Balanced, PlacementStrategy};
 use tokio::sync::{mpsc, oneshot};
@@ -16,13 +17,15 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use crate::commands::{Command, Refusal, Reply};
-use crate::coordinator::{LocalCommand, Spec};
+use crate::coordinator::{LocalCommand, Release, Spec};
 use crate::events::Events;
+use crate::gating::GatingLease;
 use crate::handoff::Handoff;
 use crate::membership::{self, Judging, Keeper};
 use crate::region::{self, Host};
 use crate::settings::Settings;
 use crate::shared::{Ending, Parts, Shared};
+use crate::singleton::SingletonBuilder;
 use crate::status::Status;
 use crate::{election, follow, record};
 
@@ -99,6 +102,7 @@ pub struct ClusterBuilder {
     tables: Vec<(TableName, Spec)>,
     hosts: Vec<(TableName, Arc<dyn Host>)>,
     handoffs: Vec<(TableName, Handoff)>,
+    gating: Option<GatingLease>,
     clock: Arc<dyn Clock>,
     replace: Replace,
 }
@@ -141,6 +145,17 @@ impl ClusterBuilder {
         self
     }
 
+    /// Gates the coordinator by this lease as well, on any store: a leader that does not hold it places no
+    /// shard and takes no step of a move, until it does. What is placed stays where it is, and hosting and
+    /// routing go on; commands that place shards wait in order.
+    ///
+    /// It is held for `sharding_ttl` and tried for every `sharding_retry`, by the leader alone. All nodes
+    /// name the same lease.
+    pub fn gated_by(mut self, lease: Arc<dyn Lease>, name: LeaseName) -> Self {
+        self.gating = Some(GatingLease { lease, name });
+        self
+    }
+
     /// Reading deadlines from this clock instead of the boot clock.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -156,14 +171,16 @@ impl ClusterBuilder {
     /// Checks the settings, registers the node and starts its runtime.
     ///
     /// # Errors
-    /// `Invalid` for contradicting settings (one error names them all), a table that is named twice or
-    /// reserved, a host or handoff of a table that is not named, or a node id under which another process is registered; `Misconfigured` where a table
+    /// `Invalid` for contradicting settings (one error names them all), a version that can't be compared
+    /// where they prefer newer ones, a table that is named twice or reserved, a gating lease that is
+    /// reserved or whose times do not fit together, a host or handoff of a table that is not named, or a
+    /// node id under which another process is registered; `Misconfigured` where a table
     /// exists with another header; and as the store answers.
     ///
     /// # Cancel safety
     /// The node may be registered, until its TTL has passed.
     pub async fn start(self) -> Result<Cluster> {
-        let Self { stores, node, settings, tables, hosts, handoffs, clock, replace } = self;
+        let Self { stores, node, settings, tables, hosts, handoffs, gating, clock, replace } = self;
         settings.validate()?;
         let mut specs = BTreeMap::new();
         for (name, spec) in tables {
@@ -192,10 +209,26 @@ impl ClusterBuilder {
         }
         let Stores { lease, discovery, placement, guarantees, cluster } = stores;
         let judging = Judging::of(&guarantees);
+        if let (Some(_), Some(version)) = (settings.newer_leads_after, &node.version) {
+            Release::parse(version).map_err(|error| error.resource(&node.id))?;
+        }
+        let node = if settings.candidate { node } else { node.without_candidacy() };
         let id = node.id.clone();
-        let parts =
-            Parts { node: id, settings, clock, lease, discovery, placement, judging, specs };
+        let parts = Parts {
+            node: id,
+            settings,
+            clock,
+            lease,
+            discovery,
+            placement,
+            judging,
+            specs,
+            gating,
+        };
         let shared = Arc::new(Shared::new(parts));
+        if let Some(gate) = &shared.gating {
+            gate.check(&shared)?;
+        }
         check_headers(&shared).await?;
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
         Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, regions, &cluster)) })
@@ -268,6 +301,7 @@ impl Inner {
             unhosted.cancel();
         });
         tasks.spawn(follow::leader(Arc::clone(&shared)).instrument(span.clone()));
+        tasks.spawn(follow::forced_leave(Arc::clone(&shared)).instrument(span.clone()));
         for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
             tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
         }
@@ -296,6 +330,7 @@ impl Cluster {
             tables: Vec::new(),
             hosts: Vec::new(),
             handoffs: Vec::new(),
+            gating: None,
             clock: Arc::new(BootClock::new()),
             replace: Replace::No,
         }
@@ -368,6 +403,22 @@ impl Cluster {
         tenure.as_ref().filter(|tenure| tenure.is_held()).map(Tenure::fence)
     }
 
+    /// A job that runs on one node of the cluster: the one that holds the lease of this name, kept by the
+    /// settings `sharding_ttl`, `sharding_retry` and `request_timeout`. It is stopped when this node's
+    /// runtime ends, which waits for it.
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name.
+    pub fn singleton(&self, name: impl AsRef<str>) -> Result<SingletonBuilder> {
+        let Inner { shared, tasks, .. } = &*self.inner;
+        let name = LeaseName::new(name)?;
+        // Which run of the node holds it is for people: the lease protects the job by itself.
+        let run = shared.registered.borrow().unwrap_or_else(Incarnation::random);
+        let leases = Leases::new(Arc::clone(&shared.lease), shared.node.clone(), run)
+            .with_clock(Arc::clone(&shared.clock));
+        Ok(SingletonBuilder::of_node(shared, tasks, leases, name))
+    }
+
     /// Asks the leader, wherever it is, and waits for its answer for three leader TTLs.
     ///
     /// # Errors
@@ -425,38 +476,73 @@ impl Cluster {
     }
 
     /// Leaves in order: the node's shards move first, then it gives up the leadership if it has it,
-    /// deregisters and ends.
+    /// deregisters and ends. The last active node stops its shards and goes all the same.
     ///
     /// # Errors
-    /// `Unavailable` if the shards did not move within the handoff timeout; the node has left all the
-    /// same. Else as the store answers the deregistration.
+    /// `Unavailable` if the shards did not move within the handoff timeout: the node stays, and goes as soon as
+    /// they have; [`leave_by_force`](Self::leave_by_force) does not wait for them any more. Else as the store
+    /// answers the deregistration; the node has ended then.
     ///
     /// # Cancel safety
     /// The node may be leaving, and goes on to.
     pub async fn leave(&self) -> Result<()> {
         let shared = &self.inner.shared;
         let limit = shared.settings.handoff_timeout;
-        let evacuated = async {
-            while !shared.stop.is_cancelled() {
-                let command = Command::Leave { node: shared.node.clone() };
-                match self.request(command).await {
-                    // The node ends by itself as soon as it owns nothing.
-                    Ok(Reply::Done(_)) => shared.stop.cancelled().await,
-                    // It is no member (any more), so it owns nothing.
-                    Ok(Reply::Refused(_)) => return,
-                    Ok(Reply::Unanswered) | Err(_) => {
-                        tokio::time::sleep(shared.settings.leader_retry).await;
-                    }
+        let evacuated = tokio::time::timeout(limit, self.evacuate(false)).await;
+        match evacuated {
+            Ok(None) => self.shutdown().await,
+            Ok(Some(why)) => {
+                Err(Error::unavailable("leave", why.to_string()).resource(&shared.node))
+            }
+            Err(_elapsed) => {
+                let why = format!(
+                    "the node's shards have not moved; it goes as soon as they have, or by force \
+                     limit={limit:?}"
+                );
+                Err(Error::unavailable("leave", why).resource(&shared.node))
+            }
+        }
+    }
+
+    /// Leaves as [`leave`](Self::leave) does where that is possible within the handoff timeout, and else as
+    /// [`shutdown`](Self::shutdown): it stops its shards, which are orphaned until the leader has placed them
+    /// anew. How many it still had then.
+    ///
+    /// # Errors
+    /// As the store answers the deregistration; the node has ended all the same.
+    ///
+    /// # Cancel safety
+    /// The node may be leaving, and goes on to.
+    pub async fn leave_by_force(&self) -> Result<u32> {
+        let shared = &self.inner.shared;
+        let limit = shared.settings.handoff_timeout;
+        // Also where no leader answers, and so nobody has told the node to go by itself.
+        let _ = tokio::time::timeout(limit, self.evacuate(true)).await;
+        let left = self.status().member(&shared.node).map_or(0, |member| member.shards);
+        self.shutdown().await.map(|()| left)
+    }
+
+    /// Asks to leave until the node may go; why it may not, if the leader says so.
+    async fn evacuate(&self, force: bool) -> Option<Refusal> {
+        let shared = &self.inner.shared;
+        while !shared.stop.is_cancelled() {
+            let command = Command::Leave { node: shared.node.clone(), force };
+            match self.request(command).await {
+                // The node ends by itself as soon as it owns nothing.
+                Ok(Reply::Done(_)) => shared.stop.cancelled().await,
+                Ok(Reply::Refused(stuck @ Refusal::StuckLeaving { .. })) => return Some(stuck),
+                // It is no member (any more), so it owns nothing.
+                Ok(Reply::Refused(
+                    Refusal::NodeNotFound { .. } | Refusal::InvalidTransition { .. },
+                )) => {
+                    return None;
+                }
+                Ok(Reply::Refused(_) | Reply::Unanswered) | Err(_) => {
+                    tokio::time::sleep(shared.settings.leader_retry).await;
                 }
             }
-        };
-        let in_time = tokio::time::timeout(limit, evacuated).await.is_ok();
-        self.shutdown().await?;
-        if in_time {
-            return Ok(());
         }
-        let why = format!("the node left before its shards had moved limit={limit:?}");
-        Err(Error::unavailable("leave", why).resource(&shared.node))
+        None
     }
 
     /// Ends at once, in order: stops the shards that it hosts, within the stop budget, gives up the

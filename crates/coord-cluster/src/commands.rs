@@ -40,10 +40,13 @@ pub enum Command {
         /// Which node.
         node: NodeId,
     },
-    /// Evacuates a node; then it goes.
+    /// Evacuates a node; then it goes. The last active one stops its shards and goes all the same.
     Leave {
         /// Which node.
         node: NodeId,
+        /// Whether it stops its shards and goes also where they have not moved within the handoff timeout.
+        #[serde(default)]
+        force: bool,
     },
     /// Gives an empty place of a shard to a node.
     AssignShard {
@@ -88,9 +91,10 @@ pub enum Command {
     Pause,
     /// Ends a pause.
     Resume,
-    /// The leader gives up its lease.
+    /// The leader gives up its lease, and stands again after one retry interval.
     StepDown,
-    /// The leader gives up its lease in favour of a node.
+    /// The leader gives up its lease in favour of a node. The others leave it the time to take it, and one
+    /// that was faster gives way.
     TransferLeadership {
         /// Who is to lead.
         to: NodeId,
@@ -98,6 +102,19 @@ pub enum Command {
 }
 
 impl Command {
+    /// Whether it waits while the coordinator is gated: it places shards, or looks at where they are.
+    pub(crate) const fn needs_gate(&self) -> bool {
+        matches!(
+            self,
+            Self::AssignShard { .. }
+                | Self::AssignShards { .. }
+                | Self::RebalanceShards { .. }
+                | Self::Pin { .. }
+                | Self::Unpin { .. }
+                | Self::Resume
+        )
+    }
+
     /// The command's name in one word, for logs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -239,6 +256,14 @@ pub enum Refusal {
         /// Who does, if anybody is known to.
         leader: Option<NodeId>,
     },
+    /// The node is leaving, and its shards have not moved within the handoff timeout. It stays until they
+    /// have, or leaves by force.
+    StuckLeaving {
+        /// Which node.
+        node: NodeId,
+        /// How many of its shards are stuck; not more than the first 256 of each table are counted.
+        shards: u32,
+    },
     /// The node cannot host shards.
     UnhealthyNode {
         /// Which node.
@@ -270,6 +295,11 @@ pub enum Refusal {
         shard: ShardId,
         /// How many the table has.
         shards: u32,
+    },
+    /// The node can't lead: it does not stand for election, or is absent at the moment.
+    NotCandidate {
+        /// Which node.
+        node: NodeId,
     },
     /// All places of the shard are taken.
     TooManyReplicas {
@@ -309,6 +339,11 @@ impl fmt::Display for Refusal {
             Self::NotLeader { leader: None } => {
                 f.write_str("not the leader; nobody is known to be")
             }
+            Self::StuckLeaving { node, shards } => write!(
+                f,
+                "{shards} shards of node {node} have not moved within the handoff timeout; it stays \
+                 until they have, or leaves by force"
+            ),
             Self::UnhealthyNode { node, status } => {
                 write!(f, "node {node} is {status} and hosts nothing")
             }
@@ -318,6 +353,9 @@ impl fmt::Display for Refusal {
                  until the TTL of its registration has passed"
             ),
             Self::NodeDraining { node } => write!(f, "node {node} is draining"),
+            Self::NotCandidate { node } => {
+                write!(f, "node {node} does not stand for election, or is absent")
+            }
             Self::TableNotFound { table } => write!(f, "there is no table {table}"),
             Self::ShardNotFound { shard, shards } => {
                 write!(f, "there is no shard {shard}; the table has {shards}")

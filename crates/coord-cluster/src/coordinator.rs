@@ -7,10 +7,13 @@ mod judge;
 mod machine;
 mod moving;
 mod placing;
+mod release;
 mod roster;
+mod succession;
 
 pub(crate) use driver::{Ended, LocalCommand, lead};
 pub(crate) use machine::Spec;
+pub(crate) use release::Release;
 
 #[cfg(test)]
 mod tests;

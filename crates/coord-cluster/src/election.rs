@@ -9,6 +9,7 @@ use tracing::Instrument;
 
 use crate::commands::{Refusal, Reply};
 use crate::coordinator::{Ended, LocalCommand, lead};
+use crate::gating;
 use crate::shared::{Ending, Shared};
 use crate::status::Role;
 
@@ -19,8 +20,9 @@ const HEIR_RETRIES: u32 = 2;
 /// refuses commands.
 pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalCommand>) {
     if shared.settings.candidate {
+        let mut heir = None;
         while !shared.stop.is_cancelled() {
-            term(&shared, &mut local).await;
+            heir = term(&shared, &mut local, heir).await;
         }
     } else {
         shared.stop.cancelled().await;
@@ -30,35 +32,38 @@ pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalComm
     shared.led.cancel();
 }
 
-/// From one candidacy to the end of its term.
-async fn term(shared: &Arc<Shared>, local: &mut mpsc::Receiver<LocalCommand>) {
+/// From one candidacy to the end of its term; whom this node has given way to, if it has.
+async fn term(
+    shared: &Arc<Shared>,
+    local: &mut mpsc::Receiver<LocalCommand>,
+    heir: Option<NodeId>,
+) -> Option<NodeId> {
     let mut registered = shared.registered.subscribe();
     let incarnation = tokio::select! {
         biased;
-        () = shared.stop.cancelled() => return,
+        () = shared.stop.cancelled() => return None,
         Ok(now) = registered.wait_for(Option::is_some) => *now,
-    };
-    let Some(incarnation) = incarnation else { return };
-    leave_to_heir(shared).await;
+    }?;
     // One that did not take the lease is not waited for again.
-    let late = other_heir(shared);
+    let late = leave_to_heir(shared, heir).await;
     shared.observe(|observer| {
         observer.on_role(Role::Candidate);
         Vec::new()
     });
     let acquired = tokio::select! {
         biased;
-        () = shared.stop.cancelled() => return,
+        () = shared.stop.cancelled() => return None,
         // Another run of this node stands then.
-        _ = registered.wait_for(|now| *now != Some(incarnation)) => return,
-        () = heir_is_named(shared, late.as_ref()) => return,
+        _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
+        () = heir_is_named(shared, late.as_ref()) => return None,
         acquired = acquire(shared, incarnation) => acquired,
     };
     match acquired {
-        Ok(guard) => reign(shared, guard, local).await,
+        Ok(guard) => reign(shared, guard, late, local).await,
         Err(error) => {
             tracing::error!(node = %shared.node, %error, "this node can't stand for election");
             pause(shared, shared.settings.leader_ttl).await;
+            None
         }
     }
 }
@@ -76,8 +81,13 @@ async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard
         .await
 }
 
-/// Leads, and gives the lease back as the end of the term asks.
-async fn reign(shared: &Arc<Shared>, guard: LeaseGuard, local: &mut mpsc::Receiver<LocalCommand>) {
+/// Leads, and gives the lease back as the end of the term asks; to whom, if this node was only faster.
+async fn reign(
+    shared: &Arc<Shared>,
+    guard: LeaseGuard,
+    late: Option<NodeId>,
+    local: &mut mpsc::Receiver<LocalCommand>,
+) -> Option<NodeId> {
     let term = guard.fence().term;
     tracing::info!(node = %shared.node, %term, "this node leads");
     shared.tenure.send_replace(Some(guard.tenure()));
@@ -85,7 +95,11 @@ async fn reign(shared: &Arc<Shared>, guard: LeaseGuard, local: &mut mpsc::Receiv
         observer.on_role(Role::Leader);
         Vec::new()
     });
-    let ended = lead(shared, &guard, local).instrument(tracing::info_span!("term", %term)).await;
+    let gate = gating::Keeper::start(shared, guard.grant().holder.incarnation);
+    let held = gate.as_ref().map(gating::Keeper::tenure);
+    let ended = lead(shared, &guard, held, late, local)
+        .instrument(tracing::info_span!("term", %term))
+        .await;
     shared.tenure.send_replace(None);
     shared.observe(|observer| {
         observer.on_role(Role::Follower);
@@ -97,22 +111,29 @@ async fn reign(shared: &Arc<Shared>, guard: LeaseGuard, local: &mut mpsc::Receiv
     } else {
         tracing::info!(node = %shared.node, %term, why = %ended, "this node leads no more");
     }
-    let again_after = match ended {
-        Ended::Lost(_) => None,
+    let again_after = match &ended {
+        Ended::Lost(_) | Ended::GaveWay(_) => None,
         // So that somebody else can take the lease.
         Ended::Release(_) => Some(shared.settings.leader_retry),
         Ended::Refused(_) | Ended::TermRegression => Some(shared.settings.leader_ttl),
         Ended::Stopped if shared.ending() == Ending::Abandoned => {
             guard.abandon();
-            return;
+            gating::Keeper::end(gate).await;
+            return None;
         }
         Ended::Stopped => None,
     };
-    if let Err(error) = guard.release().await {
+    // Neither store keeps the other waiting.
+    let (released, ()) = tokio::join!(guard.release(), gating::Keeper::end(gate));
+    if let Err(error) = released {
         tracing::warn!(node = %shared.node, %error, "the lease is left to its TTL");
     }
     if let Some(after) = again_after {
         pause(shared, after).await;
+    }
+    match ended {
+        Ended::GaveWay(heir) => Some(heir),
+        _ => None,
     }
 }
 
@@ -140,18 +161,23 @@ async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
     }
 }
 
-/// Gives the heir the time to take the lease.
-async fn leave_to_heir(shared: &Shared) {
+/// Gives the node that is to lead the time to take the lease: the one that is named, or the one that this
+/// node has given way to. Who it is, if it did not.
+async fn leave_to_heir(shared: &Shared, given_way_to: Option<NodeId>) -> Option<NodeId> {
     let mut status = shared.status.subscribe();
     let limit = shared.clock.now().plus(shared.settings.leader_retry * HEIR_RETRIES);
+    let expected = || {
+        let heir = other_heir(shared).or_else(|| given_way_to.clone())?;
+        let leader = shared.status.borrow().leader.clone();
+        leader.is_none_or(|leader| leader.node != heir).then_some(heir)
+    };
     tokio::select! {
         biased;
         () = shared.stop.cancelled() => {}
-        () = async {
-            while other_heir(shared).is_some() && status.changed().await.is_ok() {}
-        } => {}
+        () = async { while expected().is_some() && status.changed().await.is_ok() {} } => {}
         () = shared.sleep_until(limit) => {}
     }
+    expected()
 }
 
 /// Refuses the commands that came too late for the term.

@@ -12,7 +12,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
-use crate::status::ClusterState;
+use crate::status::{ClusterState, Gating};
 
 /// How many shards an event names when it is written for people.
 const NAMED_MAX: usize = 8;
@@ -207,6 +207,11 @@ pub enum EventKind {
         /// The state now.
         to: ClusterState,
     },
+    /// This node stands otherwise to the lease that gates the coordinator.
+    GatingChanged {
+        /// How it stands now.
+        gating: Gating,
+    },
     /// This node is registered.
     Registered {
         /// As which run.
@@ -277,6 +282,15 @@ impl fmt::Display for EventKind {
             Self::NoActiveNodes => f.write_str("no node is active"),
             Self::ClusterStateChanged { from, to } => {
                 write!(f, "the cluster was {from} and is {to}")
+            }
+            Self::GatingChanged { gating: Gating::None } => {
+                f.write_str("no gate is wanted for the coordinator")
+            }
+            Self::GatingChanged { gating: Gating::Acquiring } => {
+                f.write_str("the coordinator waits for its gate")
+            }
+            Self::GatingChanged { gating: Gating::Held } => {
+                f.write_str("the coordinator's gate is held")
             }
             Self::Registered { .. } => f.write_str("registered"),
             Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),

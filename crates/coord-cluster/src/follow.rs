@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use coord_core::{LeaseEvent, LeaseName, PlacementEvent, ShardMap, TableName, Watched, Watcher};
+use coord_core::{
+    Incarnation, LeaseEvent, LeaseName, Moment, PlacementEvent, ShardMap, TableName, Watched,
+    Watcher,
+};
 
 use crate::record::ClusterRecord;
 use crate::shared::{Ending, Shared};
@@ -73,15 +76,53 @@ fn take_cluster(shared: &Shared, map: Option<Arc<ShardMap>>) {
 
 /// A node that is leaving goes once it owns nothing.
 fn go_if_evacuated(shared: &Shared) {
-    let run = *shared.registered.borrow();
-    let evacuated = shared.look(|observer| {
-        let note = observer.record().nodes.get(&shared.node);
-        note.is_some_and(|note| note.leaving.is_some() && note.leaving == run)
-            && !observer.owns_any(&shared.node)
-    });
-    if evacuated {
+    let evacuated = || !shared.look(|observer| observer.owns_any(&shared.node));
+    if leaving(shared).is_some() && evacuated() {
         shared.end(Ending::Orderly);
     }
+}
+
+/// A node that leaves by force goes once its shards have had the handoff timeout to move, counted from
+/// when it saw itself that it is leaving.
+pub(crate) async fn forced_leave(shared: Arc<Shared>) {
+    let mut status = shared.status.subscribe();
+    let mut since: Option<(Incarnation, Moment)> = None;
+    loop {
+        let now = shared.clock.now();
+        let leaving = leaving(&shared);
+        since =
+            leaving.map(|(run, _)| since.filter(|(seen, _)| *seen == run).unwrap_or((run, now)));
+        let force_at = leaving.filter(|(_, forced)| *forced).and(since);
+        let force_at = force_at.map(|(_, at)| at.plus(shared.settings.handoff_timeout));
+        if force_at.is_some_and(|at| at <= now) {
+            let shards = shared.status.borrow().member(&shared.node).map(|member| member.shards);
+            let shards = shards.unwrap_or_default();
+            tracing::warn!(node = %shared.node, shards, "leaves by force; its shards are orphaned");
+            shared.end(Ending::Orderly);
+            return;
+        }
+        let timer = async {
+            match force_at {
+                Some(at) => shared.sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return,
+            Ok(()) = status.changed() => {}
+            () = timer => {}
+        }
+    }
+}
+
+/// This run of this node, if it is leaving, and whether by force.
+fn leaving(shared: &Shared) -> Option<(Incarnation, bool)> {
+    let run = (*shared.registered.borrow())?;
+    shared.look(|observer| {
+        let note = observer.record().nodes.get(&shared.node)?;
+        (note.leaving == Some(run)).then_some((run, note.forced))
+    })
 }
 
 fn reached<E>(shared: &Shared, watched: &Watched<E>) {

@@ -25,7 +25,8 @@
 //! one's way: what it has written stays in force while nobody leads.
 //!
 //! Reading order: [`Cluster`] and [`Settings`] (how a node is started), [`Status`] and [`EventKind`]
-//! (what it shows), [`Host`] (how shards are run), [`Command`] and [`Refusal`] (what can be asked of it),
+//! (what it shows), [`Host`] (how shards are run), [`singleton`] (a job on one node), [`Command`] and
+//! [`Refusal`] (what can be asked of it),
 //! [`invariants`] (what each map keeps before it is published). Inside: `coordinator/machine.rs`, then
 //! `roster.rs`, `placing.rs` and `moving.rs`; on the node's side `region/hosting.rs`.
 //!
@@ -69,12 +70,31 @@
 //! new owner is published once the old one has reported it stopped, or can't host any more by the
 //! clock of its own registration. A table without a host is only shown as owned.
 //!
+//! # A job on one node
+//!
+//! [`Cluster::singleton`] runs a job on whichever node holds its lease; [`singleton`] does so without a
+//! cluster too.
+//!
+//! # A gate for the coordinator
+//!
+//! [`ClusterBuilder::gated_by`] names a further lease, on any store, without which the leader places no shard
+//! and takes no step of a move: where the leader's own lease lives in a store that may lose it, one in a
+//! stricter store decides. [`Status::gating`] shows it. Losing it stops the writes, first by the clock of this
+//! node; for certain by the fence, since a leader claims the tables only once it holds the gate. Nothing else
+//! stops: shards stay where they are, and work on.
+//!
+//! # Who leads next
+//!
+//! [`Command::TransferLeadership`] names a node, which the others leave the time to take the lease: two retry
+//! intervals. One that was faster, and reads only then who was named, gives way. With the setting
+//! [`newer_leads_after`](Settings::newer_leads_after) a leader hands over by itself, to a newer version of the
+//! service.
+//!
 //! # What is not there yet
 //!
-//! Mailboxes and transport, singletons and gating leases; [`downing`], [`detector`] and [`poison`] are there
-//! as machines that nothing drives yet. Every node stands for election unless its setting `candidate` is
-//! false. A table that is deleted while its shards are hosted begins another life that knows nothing of
-//! them.
+//! Mailboxes and transport; [`downing`], [`detector`] and [`poison`] are there as machines that nothing
+//! drives yet. Every node stands for election unless its setting `candidate` is false. A table that is
+//! deleted while its shards are hosted begins another life that knows nothing of them.
 
 mod cluster;
 mod commands;
@@ -86,6 +106,7 @@ mod election;
 mod events;
 mod follow;
 mod gate;
+mod gating;
 mod handoff;
 pub mod invariants;
 mod membership;
@@ -95,6 +116,7 @@ mod record;
 mod region;
 mod settings;
 mod shared;
+pub mod singleton;
 mod status;
 mod telemetry;
 
@@ -104,4 +126,5 @@ pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated};
 pub use handoff::Handoff;
 pub use region::{Host, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
-pub use status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};
+pub use singleton::Singleton;
+pub use status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};

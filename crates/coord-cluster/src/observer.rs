@@ -13,13 +13,14 @@ use coord_core::{
 
 use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
 use crate::record::{ClusterRecord, Rebalance, TableNote};
-use crate::status::{Balance, ClusterState, Leader, Member, Role, Status, TableStatus};
+use crate::status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};
 
 /// What one node knows of the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Observer {
     leader: Option<Leader>,
     role: Role,
+    gating: Gating,
     registered: Option<Incarnation>,
     cluster: Option<Arc<ShardMap>>,
     record: ClusterRecord,
@@ -36,6 +37,7 @@ impl Observer {
         Self {
             leader: None,
             role: Role::Follower,
+            gating: Gating::None,
             registered: None,
             cluster: None,
             record: ClusterRecord::default(),
@@ -53,6 +55,13 @@ impl Observer {
 
     pub(crate) fn on_role(&mut self, role: Role) {
         self.role = role;
+    }
+
+    pub(crate) fn on_gating(&mut self, gating: Gating) -> Vec<Event> {
+        if std::mem::replace(&mut self.gating, gating) == gating {
+            return Vec::new();
+        }
+        vec![Event::new(Cause::Local, EventKind::GatingChanged { gating })]
     }
 
     /// The leader's lease is held so, or by nobody.
@@ -253,6 +262,7 @@ impl Observer {
             state: self.state,
             leader: self.leader.clone(),
             role: self.role,
+            gating: self.gating,
             registered: self.registered,
             members,
             tables: tables.collect(),

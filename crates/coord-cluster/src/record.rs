@@ -47,6 +47,9 @@ pub(crate) struct NodeNote {
     /// This run of it is leaving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaving: Option<Incarnation>,
+    /// It goes also where its shards have not moved within the handoff timeout.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) forced: bool,
     /// It failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<Failure>,

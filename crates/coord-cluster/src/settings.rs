@@ -83,6 +83,14 @@ pub struct Settings {
     pub exit_at_deadline: bool,
     /// Whether this node stands for election; true.
     pub candidate: bool,
+    /// A leader hands over to a candidate of the newest version, if that is newer than its own, once it has
+    /// been active for this long; never where it is unset. So a rolling update changes leaders once. Versions
+    /// ([`NodeInfo::version`](coord_core::NodeInfo::version)) compare by their numbers, `1.9` before `1.10`
+    /// and `2.0-rc.1` before `2.0`; nodes without one are never preferred.
+    ///
+    /// Not by default: a newer version is not a better one while an update may still be rolled back.
+    #[serde(with = "duration::optional", skip_serializing_if = "Option::is_none")]
+    pub newer_leads_after: Option<Duration>,
     /// How many events wait for a slow listener before it misses some; 1024.
     pub event_buffer: usize,
 }
@@ -113,6 +121,7 @@ impl Default for Settings {
             stop_budget: None,
             exit_at_deadline: false,
             candidate: true,
+            newer_leads_after: None,
             event_buffer: 1024,
         }
     }
@@ -272,6 +281,10 @@ impl Settings {
         ];
         for (name, duration) in retries {
             must(!duration.is_zero(), format!("{name} is 0"));
+        }
+        if let Some(after) = self.newer_leads_after {
+            let ttl = self.leader_ttl;
+            must(after >= ttl, format!("newer_leads_after {after:?} is below leader_ttl {ttl:?}"));
         }
         must(
             self.leader_retry < self.leader_ttl,

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::coordinator::Spec;
 use crate::events::{Cause, Event};
 use crate::gate::Gate;
+use crate::gating::GatingLease;
 use crate::membership::{Judging, View};
 use crate::observer::Observer;
 use crate::settings::Settings;
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) placement: Arc<dyn Placement>,
     pub(crate) judging: Judging,
     pub(crate) specs: BTreeMap<TableName, Spec>,
+    /// What gates the coordinator besides its own lease.
+    pub(crate) gating: Option<GatingLease>,
     /// This node's run, while it is registered.
     pub(crate) registered: watch::Sender<Option<Incarnation>>,
     /// Whether this process may host, and until when.
@@ -86,11 +89,13 @@ pub(crate) struct Parts {
     pub(crate) placement: Arc<dyn Placement>,
     pub(crate) judging: Judging,
     pub(crate) specs: BTreeMap<TableName, Spec>,
+    pub(crate) gating: Option<GatingLease>,
 }
 
 impl Shared {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { node, settings, clock, lease, discovery, placement, judging, specs } = parts;
+        let Parts { node, settings, clock, lease, discovery, placement, judging, specs, gating } =
+            parts;
         let observer = Observer::new(specs.keys().cloned());
         let maps = specs.keys().map(|name| (name.clone(), watch::Sender::new(None))).collect();
         let (events, _) = broadcast::channel(settings.event_buffer);
@@ -117,6 +122,7 @@ impl Shared {
             placement,
             judging,
             specs,
+            gating,
         }
     }
 

@@ -66,6 +66,38 @@ pub enum Role {
     Leader,
 }
 
+/// How a node stands to the lease that gates the coordinator.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gating {
+    /// It does not want it: it does not lead, or nothing gates the coordinator.
+    #[default]
+    None,
+    /// It leads and waits for it: no shard is placed.
+    Acquiring,
+    /// It leads and holds it.
+    Held,
+}
+
+impl Gating {
+    /// The state as one lower-case word, for logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Acquiring => "acquiring",
+            Self::Held => "held",
+        }
+    }
+}
+
+impl fmt::Display for Gating {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 /// Who leads, as one node sees it.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,6 +156,8 @@ pub struct Status {
     pub leader: Option<Leader>,
     /// This node's part in the election.
     pub role: Role,
+    /// How this node stands to the lease that gates the coordinator.
+    pub gating: Gating,
     /// This node's run, while it is registered.
     pub registered: Option<Incarnation>,
     /// All members, by name; failed ones until they are forgotten.

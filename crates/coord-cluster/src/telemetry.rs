@@ -1,10 +1,11 @@
 //! The names of all metrics, in one place.
 
-use coord_core::{NodeId, NodeStatus, Term};
+use coord_core::{LeaseName, NodeId, NodeStatus, Term};
 use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
-use crate::status::{ClusterState, Role, Status};
+use crate::singleton::State;
+use crate::status::{ClusterState, Gating, Role, Status};
 
 /// Sets the gauges to what this node sees.
 pub(crate) fn status(me: &NodeId, status: &Status) {
@@ -17,6 +18,10 @@ pub(crate) fn status(me: &NodeId, status: &Status) {
     gauge!("cluster_handoff_stuck").set(float(stuck));
     gauge!("cluster_shards_assigned").set(f64::from(mine));
     gauge!("cluster_shards_orphaned").set(f64::from(orphans));
+    for state in [Gating::None, Gating::Acquiring, Gating::Held] {
+        let is_so = if status.gating == state { 1.0 } else { 0.0 };
+        gauge!("cluster_coordinator_gate", "state" => state.as_str()).set(is_so);
+    }
     let leads = status.role == Role::Leader;
     gauge!("cluster_leader_is_leader").set(if leads { 1.0 } else { 0.0 });
     let term = status.leader.as_ref().map_or(0, |leader| leader.term.get());
@@ -60,6 +65,24 @@ pub(crate) fn term_regression(term: Term) {
 /// How long a heartbeat took.
 pub(crate) fn heartbeat(took: std::time::Duration) {
     histogram!("cluster_node_heartbeat_latency_ms").record(took.as_secs_f64() * 1_000.0);
+}
+
+/// A singleton's job was started on this node.
+pub(crate) fn singleton_started(lease: &LeaseName) {
+    tracing::info!(%lease, "the singleton's job starts here");
+    counter!("cluster_singleton_starts", "lease" => lease.to_string()).increment(1);
+}
+
+/// A singleton stands so on this node now.
+pub(crate) fn singleton(lease: &LeaseName, state: &State) {
+    let runs = matches!(state, State::Running(_) | State::Stopping(_));
+    let lease = lease.to_string();
+    gauge!("cluster_singleton_running", "lease" => lease.clone()).set(if runs { 1.0 } else { 0.0 });
+    if let State::Resting(pause, Some(failure)) = state {
+        tracing::error!(lease, %failure, ?pause, "a singleton's lease is given up: nothing runs");
+        let reason = failure.as_str();
+        counter!("cluster_singleton_failures", "lease" => lease, "reason" => reason).increment(1);
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]

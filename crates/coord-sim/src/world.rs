@@ -475,7 +475,7 @@ impl World {
                 Some(command) => {
                     drop(cluster.request_within(command, Duration::from_secs(3)).await);
                 }
-                None if leaves => drop(cluster.leave().await),
+                None if leaves => drop(cluster.leave_by_force().await),
                 None => drop(cluster.shutdown().await),
             }
         });

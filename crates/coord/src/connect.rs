@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coord_cluster::singleton::{Singleton, SingletonBuilder};
 use coord_cluster::{Cluster, ClusterBuilder};
 use coord_core::session::{LeaseBuilder, Leases};
 use coord_core::{
@@ -89,6 +90,15 @@ impl Coord {
     /// `Invalid` for a bad name.
     pub fn lease(&self, name: &str) -> Result<LeaseBuilder> {
         self.leases.lease(name)
+    }
+
+    /// Describes a job that runs on one process of many, the one that holds the lease of this name: see
+    /// [`singleton`](coord_cluster::singleton).
+    ///
+    /// # Errors
+    /// `Invalid` for a bad name.
+    pub fn singleton(&self, name: &str) -> Result<SingletonBuilder> {
+        Singleton::builder(&self.leases, name)
     }
 
     /// Begins to take part in the cluster as this node: settings and tables, then `start`.

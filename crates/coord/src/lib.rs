@@ -28,6 +28,7 @@
 //! connect("scheme://hosts/cluster")
 //!    │
 //!  Coord ── lease("name")      one holder at a time, with a fence          (coord_core::session)
+//!    ├───── singleton("name")  a job that runs on one process of many      (coord_cluster::singleton)
 //!    ├───── cluster(node)      members, a leader, shard maps that it keeps  (coord_cluster)
 //!    ├───── backend()          the three traits themselves                  (coord_core)
 //!    └───── check()            what is wrong with the store, in words

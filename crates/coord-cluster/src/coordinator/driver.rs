@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use coord_core::session::{LeaseGuard, Lost};
+use coord_core::session::{LeaseGuard, Lost, Tenure};
 use coord_core::{
-    Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Evict, LeaseName, Publish, Request,
-    RequestEvent, RequestId, RequestRecord, Result, TableName, Watched, Watcher,
+    Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Evict, LeaseName, NodeId, Publish,
+    Request, RequestEvent, RequestId, RequestRecord, Result, TableName, Watched, Watcher,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::machine::{Job, Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
 use crate::commands::{Command, Refusal, Reply};
@@ -34,6 +34,8 @@ pub(crate) struct LocalCommand {
 pub(crate) enum Ended {
     /// The lease is lost.
     Lost(Lost),
+    /// The lease is to be released, and left to this node first.
+    GaveWay(NodeId),
     /// The lease is to be released.
     Release(&'static str),
     /// The lease is to be released, and no new one wanted for a while.
@@ -48,6 +50,7 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost(lost) => write!(f, "the lease is lost: {lost}"),
+            Self::GaveWay(heir) => write!(f, "{heir} is to lead, and was slower"),
             Self::Release(why) => f.write_str(why),
             Self::Refused(why) => f.write_str(why),
             Self::TermRegression => f.write_str("the store went back"),
@@ -60,14 +63,20 @@ impl fmt::Display for Ended {
 pub(crate) async fn lead(
     shared: &Arc<Shared>,
     guard: &LeaseGuard,
+    gate: Option<watch::Receiver<Option<Tenure>>>,
+    late_heir: Option<NodeId>,
     local: &mut mpsc::Receiver<LocalCommand>,
 ) -> Ended {
     let rules = Rules::new(&shared.settings, shared.judging);
     let now = shared.clock.now();
-    let machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
+    let mut machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
+    machine.on_gate(gate.is_none());
+    machine.has_waited_for(late_heir);
     let mut lead = Lead {
         shared: Arc::clone(shared),
         guard,
+        gate,
+        gated_by: None,
         machine,
         asked: BTreeMap::new(),
         tickets: 0,
@@ -82,6 +91,10 @@ pub(crate) async fn lead(
 pub(crate) struct Lead<'a> {
     shared: Arc<Shared>,
     guard: &'a LeaseGuard,
+    /// The tenure of the lease that gates the tables, where there is one.
+    gate: Option<watch::Receiver<Option<Tenure>>>,
+    /// The tenure of it that the machine was told of.
+    gated_by: Option<Tenure>,
     machine: Machine,
     /// Who waits for which answer.
     asked: BTreeMap<Ticket, Asker>,
@@ -105,6 +118,7 @@ impl Lead<'_> {
         let mut registered = shared.registered.subscribe();
         loop {
             self.machine.on_view(Arc::clone(&view.borrow_and_update()));
+            self.take_gate();
             let step = match self.machine.next(shared.clock.now()) {
                 Turn::Do(step) => step,
                 Turn::Stop(stop) => return self.stopped(stop).await,
@@ -124,6 +138,7 @@ impl Lead<'_> {
                             return Ended::Release("its registration is lost");
                         }
                         _ = view.changed() => {}
+                        () = changed(self.gate.as_mut()) => {}
                         Some(command) = local.recv() => self.take_local(command),
                         watched = requests.next() => self.take_request(watched),
                         () = timer => {}
@@ -141,9 +156,32 @@ impl Lead<'_> {
         }
     }
 
+    /// Tells the machine whether the tables may be written.
+    fn take_gate(&mut self) {
+        let Some(gate) = &mut self.gate else { return };
+        let now = gate.borrow_and_update().clone().filter(Tenure::is_held);
+        let fence = |tenure: &Option<Tenure>| tenure.as_ref().map(Tenure::fence);
+        if fence(&now) == fence(&self.gated_by) {
+            return;
+        }
+        // Also where it was lost and is held again: others may have written in between.
+        self.machine.on_gate(false);
+        self.machine.on_gate(now.is_some());
+        self.gated_by = now;
+    }
+
+    /// Whether a step has to wait for the lease that gates the tables. By its clock, right before the
+    /// write; a write that is on its way all the same is fenced by the claim of whoever holds it next.
+    fn is_gated(&self, step: &Step) -> bool {
+        let (Step::Claim(table, _) | Step::Publish(table, ..)) = step else { return false };
+        let held = || self.gated_by.as_ref().is_some_and(Tenure::is_held);
+        self.gate.is_some() && !table.is_reserved() && !held()
+    }
+
     async fn stopped(&self, stop: Stop) -> Ended {
         match stop {
             Stop::SteppedDown => Ended::Release("a command asked for it"),
+            Stop::GivesWay(heir) => Ended::GaveWay(heir),
             Stop::Refused(why) => Ended::Refused(why),
             Stop::Fenced => {
                 let name = LeaseName::leader();
@@ -209,6 +247,9 @@ impl Lead<'_> {
     async fn perform(&mut self, step: &Step) -> Outcome {
         if !self.guard.is_held() {
             return Outcome::Failed("the lease is not held any more".to_owned());
+        }
+        if self.is_gated(step) {
+            return Outcome::Gated;
         }
         let outcome = match step {
             Step::Claim(table, header) => {
@@ -280,6 +321,15 @@ impl Lead<'_> {
             }
         }
     }
+}
+
+async fn changed(gate: Option<&mut watch::Receiver<Option<Tenure>>>) {
+    if let Some(gate) = gate
+        && gate.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 /// A plan of a large table takes longer than other tasks of this thread should wait.

@@ -1,6 +1,6 @@
 //! Whether a command is accepted, and which writes carry it out. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use coord_core::{Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, TableName};
@@ -29,7 +29,7 @@ pub(crate) enum Write {
 pub(crate) enum Note {
     Failed(NodeId, Failure),
     Drain(NodeId, bool),
-    Leaving(NodeId, Incarnation),
+    Leaving(NodeId, Incarnation, bool),
     Paused(bool),
     Pin(TableName, ShardId, NodeId),
     Unpin(TableName, ShardId),
@@ -44,7 +44,11 @@ impl Note {
                 note.suspended = None;
             }),
             Self::Drain(node, drain) => record.note(&node, |note| note.drain = drain),
-            Self::Leaving(node, run) => record.note(&node, |note| note.leaving = Some(run)),
+            Self::Leaving(node, run, force) => record.note(&node, |note| {
+                // Once by force, it stays so.
+                note.forced |= force;
+                note.leaving = Some(run);
+            }),
             Self::Paused(paused) => record.paused = paused,
             Self::Pin(table, shard, node) => {
                 record.pins.entry(table).or_default().insert(shard, node);
@@ -91,7 +95,7 @@ impl Bench<'_> {
             Command::MarkNodeFailed { node, why } => self.mark_failed(node, why),
             Command::Drain { node } => self.drain(node),
             Command::Undrain { node } => self.undrain(node),
-            Command::Leave { node } => self.leave(node),
+            Command::Leave { node, force } => self.leave(node, *force),
             Command::AssignShard { table, shard, node } => self.assign(table, *shard, node),
             Command::AssignShards { table, owners } => self.assign_all(table, owners),
             Command::RebalanceShards { table, reason } => self.rebalance(table.as_ref(), reason),
@@ -167,13 +171,28 @@ impl Bench<'_> {
         Ok(vec![Write::Note(Note::Drain(node.clone(), false))])
     }
 
-    fn leave(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+    fn leave(&self, node: &NodeId, force: bool) -> Result<Vec<Write>, Refusal> {
         let seat = self.seat(node)?;
         let (status, incarnation) = (seat.entry.status, seat.entry.incarnation);
         if !status.may_host() {
             return Err(Refusal::InvalidTransition { node: node.clone(), status });
         }
-        Ok(vec![Write::Note(Note::Leaving(node.clone(), incarnation))])
+        let shards = self.stuck(node);
+        if seat.leaving && !force && shards > 0 {
+            return Err(Refusal::StuckLeaving { node: node.clone(), shards });
+        }
+        Ok(vec![Write::Note(Note::Leaving(node.clone(), incarnation, force))])
+    }
+
+    /// How many shards of a node have been in motion for longer than the handoff timeout.
+    fn stuck(&self, node: &NodeId) -> u32 {
+        let of_table = |(table, shards): (&TableName, &BTreeSet<ShardId>)| {
+            let Some(map) = (self.map)(table) else { return 0 };
+            let owns = |shard: &&ShardId| map.owners(**shard).any(|owner| owner.id == *node);
+            shards.iter().filter(owns).count()
+        };
+        let shards: usize = self.record.stuck.iter().map(of_table).sum();
+        u32::try_from(shards).unwrap_or(u32::MAX)
     }
 
     /// Whether a node may be given a shard that it may have already.
@@ -271,12 +290,18 @@ impl Bench<'_> {
     }
 
     fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, Refusal> {
-        let status = self.seat(to)?.entry.status;
-        if status != NodeStatus::Active {
-            return Err(Refusal::UnhealthyNode { node: to.clone(), status });
+        let seat = self.seat(to)?;
+        match seat.entry.status {
+            NodeStatus::Active => {}
+            NodeStatus::Draining => return Err(Refusal::NodeDraining { node: to.clone() }),
+            status => return Err(Refusal::UnhealthyNode { node: to.clone(), status }),
         }
         if to == self.me {
             return Ok(Vec::new());
+        }
+        match self.view.presence(to) {
+            Some(Presence::Present(seen)) if seen.info.candidate && seat.may_lead() => {}
+            _ => return Err(Refusal::NotCandidate { node: to.clone() }),
         }
         Ok(vec![Write::Note(Note::Heir(to.clone())), Write::StepDown])
     }

@@ -21,6 +21,7 @@ use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
 use super::judge::{self, Write};
 use super::placing::{Failed, Next, Placing, Question};
 use super::roster::{self, Roster, Sources, Suspect, Taken, Tenancy, Timers};
+use super::succession::{Candidate, Succession};
 use crate::commands::{Command, Done, Refusal, Reply};
 use crate::handoff::Handoff;
 use crate::membership::{Judging, Presence, View};
@@ -45,6 +46,8 @@ const BY_COMMAND: &str = "command";
 
 /// Whom a command came from, as the driver counts.
 pub(crate) type Ticket = u64;
+/// The ticket of what the leader asks of itself.
+const NOBODY: Ticket = 0;
 
 /// The settings that the leader decides by.
 #[derive(Clone, Debug)]
@@ -58,6 +61,7 @@ pub(crate) struct Rules {
     pub(crate) brake: f64,
     pub(crate) handoff_timeout: Duration,
     pub(crate) motions_max: Option<u32>,
+    pub(crate) newer_leads_after: Option<Duration>,
     pub(crate) judging: Judging,
 }
 
@@ -73,6 +77,7 @@ impl Rules {
             brake: settings.mass_failure_brake,
             handoff_timeout: settings.handoff_timeout,
             motions_max: settings.motions_max,
+            newer_leads_after: settings.newer_leads_after,
             judging,
         }
     }
@@ -140,6 +145,8 @@ pub(crate) enum Turn {
 pub(crate) enum Stop {
     /// A command asked for it; the lease is to be released.
     SteppedDown,
+    /// This node is to lead, and was slower.
+    GivesWay(NodeId),
     /// A write was refused: somebody else leads, or the store went back.
     Fenced,
     /// The reserved table can't be used.
@@ -169,6 +176,8 @@ pub(crate) enum Outcome {
     Planned(Result<Plan, PlanError>),
     /// The answer is out, as far as that was possible.
     Answered,
+    /// Nothing was sent: the lease that gates the tables is not held any more.
+    Gated,
     /// The store could not tell.
     Failed(String),
 }
@@ -203,6 +212,11 @@ pub(crate) struct Machine {
     /// Not before this moment, after the store failed.
     pause_until: Option<Moment>,
     failures: u32,
+    /// Whether the tables may be written: false where a further lease gates them and is not held.
+    open: bool,
+    succession: Option<Succession>,
+    /// Who was to lead and was waited for in vain.
+    late_heir: Option<NodeId>,
     stop: Option<Stop>,
 }
 
@@ -232,6 +246,12 @@ struct Table {
     followed: bool,
     /// Since when each shard has been in motion, as this leader has seen it.
     moving: BTreeMap<ShardId, (Version, Moment)>,
+}
+
+impl Table {
+    fn is_unclaimed(&self) -> bool {
+        self.map.is_none() && self.refused.is_none()
+    }
 }
 
 /// A rebalance that is to come.
@@ -303,6 +323,9 @@ impl Machine {
             doing: None,
             pause_until: None,
             failures: 0,
+            open: true,
+            succession: rules.newer_leads_after.map(Succession::new),
+            late_heir: None,
             stop: None,
             rules,
         }
@@ -315,6 +338,32 @@ impl Machine {
             _ => false,
         });
         self.view = view;
+    }
+
+    /// This node has waited for that one to lead, and does not give way to it again.
+    pub(crate) fn has_waited_for(&mut self, heir: Option<NodeId>) {
+        self.late_heir = heir;
+    }
+
+    /// The lease that gates the tables is held now, or not any more. Only between two steps.
+    pub(crate) fn on_gate(&mut self, held: bool) {
+        if std::mem::replace(&mut self.open, held) == held {
+            return;
+        }
+        if held {
+            // Whoever held it meanwhile may have written.
+            for table in self.tables.values_mut() {
+                table.stale = table.map.is_some();
+            }
+            return;
+        }
+        for table in self.tables.values_mut() {
+            table.planned = None;
+        }
+        // A command that is half done is begun anew, before those that came after it.
+        if let Some(current) = self.current.take_if(|current| current.command.needs_gate()) {
+            self.queue.push_front((current.ticket, current.command, current.tries));
+        }
     }
 
     /// A command came in.
@@ -360,14 +409,21 @@ impl Machine {
                 Err(step) => return self.go(step),
             };
             let remembered = self.record.clone();
-            let wake = [wake, self.take_tenancy(&cluster, now), self.take_motions(now)];
+            let wake = [
+                wake,
+                self.take_tenancy(&cluster, now),
+                self.take_motions(now),
+                self.take_succession(now),
+            ];
             let wake = wake.into_iter().flatten().min();
             match self.next_write(now) {
                 Some(Ok(step)) => return self.go(step),
                 Some(Err(turn)) => return turn,
                 None => {}
             }
-            if let Some(step) = self.next_move(now).or_else(|| self.next_rebalance(now)) {
+            if self.open
+                && let Some(step) = self.next_move(now).or_else(|| self.next_rebalance(now))
+            {
                 return self.go(step);
             }
             if self.record == remembered {
@@ -381,6 +437,9 @@ impl Machine {
 
     /// The earliest of this moment and the rebalances to come.
     fn wake(&self, wake: Option<Moment>) -> Option<Moment> {
+        if !self.open {
+            return wake;
+        }
         let tables = self.tables.values().filter(|table| table.map.is_some());
         let due = tables.map(|table| table.due.as_ref().map_or(table.check_at, |due| due.at));
         due.chain(wake).min()
@@ -398,6 +457,9 @@ impl Machine {
     /// A periodic check reads everything first: nobody tells the leader of a table that was deleted, or
     /// of a write of its own that arrived long after it had counted as failed.
     fn next_check(&mut self, now: Moment) -> Option<Step> {
+        if !self.open {
+            return None;
+        }
         for table in self.tables.values_mut() {
             if table.map.is_some() && table.due.is_none() && table.check_at <= now {
                 let reason = "periodic check".to_owned();
@@ -415,7 +477,7 @@ impl Machine {
             return Some(Step::Claim(TableName::cluster(), cluster_header()));
         }
         let claim = self.tables.iter().find_map(|(name, table)| {
-            (table.map.is_none() && table.refused.is_none())
+            (self.open && table.is_unclaimed())
                 .then(|| Step::Claim(name.clone(), table.spec.header.clone()))
         });
         let stale = || {
@@ -434,13 +496,15 @@ impl Machine {
     ) -> Result<Option<Moment>, Step> {
         let tables = &self.tables;
         let owns = |node: &NodeId| {
-            tables.values().filter_map(|table| table.map.as_ref()).any(|map| {
-                map.slot_of(node).is_some_and(|slot| {
-                    let mut motions = map.motions().values().flatten();
-                    map.raw_owners().contains(&slot.get())
-                        || motions.any(|motion| Slot::from(motion.other) == slot)
+            // What was not read yet may name it.
+            tables.values().any(Table::is_unclaimed)
+                || tables.values().filter_map(|table| table.map.as_ref()).any(|map| {
+                    map.slot_of(node).is_some_and(|slot| {
+                        let mut motions = map.motions().values().flatten();
+                        map.raw_owners().contains(&slot.get())
+                            || motions.any(|motion| Slot::from(motion.other) == slot)
+                    })
                 })
-            })
         };
         let sources = Sources {
             rules: &self.rules,
@@ -544,6 +608,29 @@ impl Machine {
         let tables = &self.tables;
         self.record.stuck.retain(|name, _| tables.contains_key(name));
         wake
+    }
+
+    /// Begins to hand over to a node of a newer version, where that is wanted; tells when it may be.
+    fn take_succession(&mut self, now: Moment) -> Option<Moment> {
+        let succession = self.succession.as_mut()?;
+        let seats = self.roster.0.iter().filter(|(_, seat)| seat.may_lead());
+        let seen = seats.filter_map(|(node, _)| match self.view.presence(node)? {
+            Presence::Present(record) if record.info.candidate => Some(Candidate {
+                node,
+                incarnation: record.info.incarnation,
+                version: record.info.version.as_ref(),
+            }),
+            _ => None,
+        });
+        let candidates: Vec<_> = seen.collect();
+        match succession.decide(&self.me, &candidates, now) {
+            Ok(to) => {
+                tracing::info!(%to, "leadership goes to a node of a newer version");
+                self.queue.push_back((NOBODY, Command::TransferLeadership { to }, 0));
+                None
+            }
+            Err(wake) => wake,
+        }
     }
 
     /// The next version of `_cluster`; none if it says all of this already.
@@ -774,7 +861,7 @@ impl Machine {
     fn next_write(&mut self, now: Moment) -> Option<Result<Step, Turn>> {
         loop {
             if self.current.is_none() {
-                let (ticket, command, tries) = self.queue.pop_front()?;
+                let (ticket, command, tries) = self.next_command()?;
                 self.begin(ticket, command, tries);
             } else {
                 match self.front_write(now) {
@@ -796,6 +883,13 @@ impl Machine {
                 return Some(Err(Turn::Stop(stop.clone())));
             }
         }
+    }
+
+    /// The first command that can be carried out now; those that place shards wait in order for the gate.
+    fn next_command(&mut self) -> Option<(Ticket, Command, u8)> {
+        let ready = |(_, command, _): &(Ticket, Command, u8)| self.open || !command.needs_gate();
+        let index = self.queue.iter().position(ready)?;
+        self.queue.remove(index)
     }
 
     fn begin(&mut self, ticket: Ticket, command: Command, tries: u8) {
@@ -932,6 +1026,8 @@ impl Machine {
         let ordered = current.is_some_and(|current| std::mem::take(&mut current.writing));
         match outcome {
             Outcome::Fenced => self.stop = Some(Stop::Fenced),
+            // Nothing was sent; `on_gate` follows.
+            Outcome::Gated => {}
             Outcome::Failed(why) => self.on_failed(step, ordered, &why, now),
             Outcome::Claimed(map) => self.on_map(&step, Some(map)),
             Outcome::Loaded(map) => self.on_map(&step, map),
@@ -1008,8 +1104,17 @@ impl Machine {
         };
         match ClusterRecord::read(map.annex()) {
             Ok(mut record) => {
-                // Whoever leads now, the succession is settled.
-                record.heir = None;
+                // Whoever leads now, the succession is settled, unless this node was only faster than
+                // the one that is to lead, and has not seen so before.
+                let heir = record.heir.take().filter(|heir| {
+                    *heir != self.me
+                        && self.cluster.is_none()
+                        && self.late_heir.as_ref() != Some(heir)
+                        && matches!(self.view.presence(heir), Some(Presence::Present(_)))
+                });
+                if let Some(heir) = heir {
+                    self.stop = Some(Stop::GivesWay(heir));
+                }
                 self.record = record;
                 self.cluster = Some(map);
             }

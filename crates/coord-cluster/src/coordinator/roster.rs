@@ -182,7 +182,9 @@ impl Taken {
                 note.former.insert(incarnation, ttl);
             }
             note.former.retain(|run, _| !info.ended.contains(run));
-            note.leaving.take_if(|leaving| *leaving != info.incarnation);
+            if note.leaving.take_if(|leaving| *leaving != info.incarnation).is_some() {
+                note.forced = false;
+            }
             note.suspended = None;
         });
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
@@ -408,6 +410,13 @@ impl Flap {
             self.hold = Some((run, now.plus(pause)));
         }
         self.hold.map(|(_, until)| until).filter(|until| *until > now)
+    }
+}
+
+impl Seat {
+    /// Whether leadership may be handed to it, if it stands.
+    pub(crate) fn may_lead(&self) -> bool {
+        self.entry.status == NodeStatus::Active && !self.frozen
     }
 }
 

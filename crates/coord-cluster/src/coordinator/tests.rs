@@ -639,3 +639,92 @@ fn a_new_leader_claims_everything_before_it_reads_or_writes_anything() {
     desk.pass(Duration::from_secs(5));
     assert_eq!(["n1", "n2", "n3"].map(|name| desk.shards_of(name)), [4; 3]);
 }
+
+#[test]
+fn without_its_gate_no_table_is_claimed_planned_or_written() {
+    let mut desk = Desk::new();
+    desk.elect(2);
+    desk.machine.on_gate(false);
+    desk.join("n4", 1);
+    let before = desk.map().version();
+    let of_tables = |step: &Step| match step {
+        Step::Claim(name, _) | Step::Publish(name, ..) => !name.is_reserved(),
+        Step::Plan(..) => true,
+        _ => false,
+    };
+    let end = desk.now.plus(Duration::from_secs(3_600));
+    while desk.now < end {
+        match desk.machine.next(desk.now) {
+            Turn::Do(step) => {
+                assert!(!of_tables(&step), "{step:?}");
+                let outcome = desk.perform(&step);
+                desk.outcome(outcome);
+            }
+            Turn::Wait(until) => {
+                let until = until.unwrap_or(end);
+                assert!(until > desk.now, "it waits for what is past");
+                desk.now = until.min(end);
+            }
+            Turn::Stop(stop) => panic!("it stops: {stop:?}"),
+        }
+    }
+    assert_eq!(desk.map().version(), before);
+    assert!(desk.stored[&TableName::cluster()].slot_of(&id("n4")).is_some(), "it is a member");
+    desk.machine.on_gate(true);
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(["n1", "n2", "n3", "n4"].map(|name| desk.shards_of(name)), [3; 4]);
+}
+
+#[test]
+fn a_command_whose_gate_is_lost_waits_before_those_that_came_after_it() {
+    let mut desk = Desk::new();
+    let (shard, home) = (desk.shard_of("n1"), desk.map().version());
+    let pin = |node: &str| Command::Pin { table: table(), shard, node: id(node) };
+    let first = desk.ask(pin("n2"));
+    let second = desk.ask(pin("n3"));
+    // Right before its write the driver finds that the gate is lost.
+    let writes = |step: &Step| matches!(step, Step::Publish(name, ..) if *name == table());
+    desk.until(writes);
+    desk.outcome(Outcome::Gated);
+    desk.machine.on_gate(false);
+    let pause = desk.ask(Command::Pause);
+    desk.pass(Duration::from_secs(3_600));
+    assert!(matches!(desk.answer(pause).0, Reply::Done(_)));
+    assert_eq!(desk.answers.len(), 1);
+    assert_eq!(desk.map().version(), home);
+    desk.machine.on_gate(true);
+    desk.pass(Duration::from_secs(60));
+    let order: Vec<Ticket> = desk.answers.iter().map(|(ticket, ..)| *ticket).collect();
+    assert_eq!(order, [pause, first, second]);
+    assert_eq!(desk.map().owner(shard).map(|owner| owner.id.clone()), Some(id("n3")));
+}
+
+#[test]
+fn one_that_was_faster_than_the_heir_gives_way_once() {
+    let mut desk = Desk::new();
+    desk.ask(Command::TransferLeadership { to: id("n3") });
+    let stops = |desk: &mut Desk| {
+        for _ in 0..TURNS_MAX {
+            match desk.machine.next(desk.now) {
+                Turn::Do(step) => {
+                    let outcome = desk.perform(&step);
+                    desk.outcome(outcome);
+                }
+                Turn::Stop(stop) => return Some(stop),
+                Turn::Wait(_) => return None,
+            }
+        }
+        panic!("it never comes to rest");
+    };
+    assert_eq!(stops(&mut desk), Some(Stop::SteppedDown));
+    assert_eq!(desk.record().heir, Some(id("n3")));
+    // Another run of n1 wins, which has not seen who was named.
+    desk.elect(2);
+    assert_eq!(stops(&mut desk), Some(Stop::GivesWay(id("n3"))));
+    assert_eq!(desk.record().heir, Some(id("n3")), "it leaves that to the heir");
+    // It has waited in vain.
+    desk.elect(3);
+    desk.machine.has_waited_for(Some(id("n3")));
+    assert_eq!(stops(&mut desk), None);
+    assert_eq!(desk.record().heir, None);
+}

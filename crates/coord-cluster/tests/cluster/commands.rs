@@ -64,7 +64,7 @@ async fn every_refusal_says_why() {
         Command::MarkNodeFailed { node: id("n9"), why },
         Command::Drain { node: id("n9") },
         Command::Undrain { node: id("n9") },
-        Command::Leave { node: id("n9") },
+        Command::Leave { node: id("n9"), force: false },
         assign(table(), SHARD, "n9"),
         Command::TransferLeadership { to: id("n9") },
     ] {

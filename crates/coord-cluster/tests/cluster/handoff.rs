@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_cluster::{
-    Cluster, Command, EventKind, Handoff, Host, Settings, ShardFence, ShardToken, Status,
+    Cluster, Command, EventKind, Handoff, Host, Refusal, Reply, Settings, ShardFence, ShardToken,
+    Status,
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Effect, MemoryBackend, NodeStatus, Replace, ShardCount, ShardId, TableHeader, TokioClock,
+    Effect, ErrorKind, MemoryBackend, NodeStatus, Replace, ShardCount, ShardId, TableHeader,
+    TokioClock,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -274,6 +276,8 @@ async fn a_node_that_is_cut_off_stops_before_others_start() {
         assert_eq!(scene.ledger.now().get(&name), None);
         scene.ledger.check_alone();
         control.heal();
+        // Another one's view first: its own may show for a moment how things stood before.
+        scene.settled(other, 4).await;
         scene.settled(node, 4).await;
         scene.ledger.check_alone();
     }
@@ -469,4 +473,72 @@ async fn no_more_shards_are_in_motion_than_allowed() {
     assert_eq!(kinds.iter().filter(triggered).count(), 1, "one rebalance in many versions");
     assert!(kinds.contains(&EventKind::RebalancingCompleted { table: table(), moved: 12 }));
     scene.ledger.check_alone();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_shards_are_stuck_leaves_by_force_only() {
+    let scene = Scene::new(Handoff::Exclusive, Duration::ZERO);
+    let nodes = scene.four().await;
+    let leads = leads(&nodes);
+    let (leaving, _) = &nodes[(leads + 1) % 4];
+    let (other, _) = &nodes[leads];
+    let name = leaving.node().clone();
+    let hosted = |name: &str| scene.ledger.now().get(name).map_or(0, BTreeSet::len);
+    scene.stops.send_replace(false);
+
+    let asked = Instant::now();
+    let error = leaving.leave().await.expect_err("its shards are stuck");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(asked.elapsed(), scene.settings.handoff_timeout);
+    until(other, |status| !status.stuck.is_empty()).await;
+    let leave = |force| Command::Leave { node: name.clone(), force };
+    let refused = other.request(leave(false)).await.expect("asked");
+    let Reply::Refused(Refusal::StuckLeaving { node, shards }) = refused else {
+        panic!("it is stuck: {refused:?}")
+    };
+    // One in ten of 64 shards is in motion at once, and all of those are stuck.
+    assert_eq!((node, shards), (name.clone(), 6));
+    let error = leaving.leave().await.expect_err("it is refused at once");
+    assert!(error.to_string().contains("6 shards"), "{error}");
+    tokio::time::sleep(5 * scene.settings.handoff_timeout).await;
+    assert_eq!(hosted(name.as_str()), 16, "it stays, and so do its shards");
+
+    // It has had its time: by force it goes at once, within what its shards may take to stop.
+    assert!(other.request(leave(true)).await.expect("asked").is_done());
+    let asked = Instant::now();
+    let ended = leaving.wait_for(|_| false).await.expect_err("it ends");
+    assert_eq!((ended.kind(), hosted(name.as_str())), (ErrorKind::Closed, 16));
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    scene.stops.send_replace(true);
+    scene.settled(other, 3).await;
+    assert_eq!(hosted(name.as_str()), 0);
+    scene.ledger.check_alone();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_told_to_leave_by_force_has_the_handoff_timeout_first() {
+    let scene = Scene::new(Handoff::Exclusive, Duration::ZERO);
+    let nodes = scene.four().await;
+    let leads = leads(&nodes);
+    let (leaving, _) = &nodes[(leads + 1) % 4];
+    let (other, _) = &nodes[leads];
+    scene.stops.send_replace(false);
+    let asked = Instant::now();
+    let (left, ()) = tokio::join!(leaving.leave_by_force(), async {
+        tokio::time::sleep(scene.settings.handoff_timeout - MILLISECOND).await;
+        assert_eq!(scene.ledger.now().get(leaving.node().as_str()).map(BTreeSet::len), Some(16));
+    });
+    assert_eq!(left.expect("ends"), 16);
+    assert!(asked.elapsed() < scene.settings.handoff_timeout + scene.settings.node_ttl);
+    scene.stops.send_replace(true);
+    scene.settled(other, 3).await;
+    scene.ledger.check_alone();
+
+    // Where they do move, force changes nothing.
+    let (leaving, _) = &nodes[(leads + 2) % 4];
+    let mut events = other.events();
+    assert_eq!(leaving.leave_by_force().await.expect("leaves"), 0);
+    scene.settled(other, 2).await;
+    let orphaned = |kind: &EventKind| matches!(kind, EventKind::ShardsOrphaned { .. });
+    assert!(!kinds(&mut events).iter().any(orphaned));
 }

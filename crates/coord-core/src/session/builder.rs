@@ -118,6 +118,12 @@ impl Leases {
         self.tasks.reopen();
     }
 
+    /// The clock that deadlines are read from.
+    #[must_use]
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.clock)
+    }
+
     pub(super) fn jitter(&self) -> Jitter {
         Jitter::new(Some(self.jitter.lock().unwrap_or_else(PoisonError::into_inner).seed()))
     }

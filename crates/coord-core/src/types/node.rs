@@ -337,6 +337,9 @@ pub struct NodeInfo {
     /// Whether it takes shards.
     #[serde(default)]
     pub declared: Declared,
+    /// Whether it stands for election.
+    #[serde(default = "stands", skip_serializing_if = "is_true")]
+    pub candidate: bool,
     /// When it started by its own wall clock, in milliseconds since 1970: for people, never compared.
     #[serde(default)]
     pub started_at_ms: u64,
@@ -347,6 +350,15 @@ pub struct NodeInfo {
     /// stopped what they ran, or its operator proved them dead. Their shards need not wait for a TTL.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub ended: BTreeSet<Incarnation>,
+}
+
+/// Who says nothing of it does.
+fn stands() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 impl NodeInfo {
@@ -364,6 +376,7 @@ impl NodeInfo {
             roles: BTreeSet::new(),
             metadata: Metadata::default(),
             declared: Declared::Active,
+            candidate: true,
             started_at_ms: 0,
             reports: BTreeMap::new(),
             ended: BTreeSet::new(),
@@ -422,6 +435,13 @@ impl NodeInfo {
     #[must_use]
     pub fn with_declared(mut self, declared: Declared) -> Self {
         self.declared = declared;
+        self
+    }
+
+    /// Not standing for election.
+    #[must_use]
+    pub fn without_candidacy(mut self) -> Self {
+        self.candidate = false;
         self
     }
 

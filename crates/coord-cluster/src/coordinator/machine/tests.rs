@@ -728,7 +728,7 @@ fn command() -> impl Strategy<Value = Command> {
         match kind {
             0 => Command::Drain { node },
             1 => Command::Undrain { node },
-            2 => Command::Leave { node },
+            2 => Command::Leave { node, force: false },
             3 => Command::MarkNodeFailed { node, why: reason() },
             4 => Command::Pin { table, shard, node },
             5 => Command::Unpin { table, shard },

@@ -1,0 +1,236 @@
+//! When a job runs, stops and rests. Pure: `now` is an argument.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_core::{Error, ErrorKind, Moment};
+
+use super::{Ended, Failure, Next};
+
+/// How long things take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// The job may take this long to stop.
+    pub(super) stop_budget: Duration,
+    /// It has to begin within this.
+    pub(super) start_within: Duration,
+    pub(super) restart_pause: Duration,
+    pub(super) restart_pause_max: Duration,
+}
+
+/// What the driver does next.
+#[derive(Clone, Debug)]
+pub(super) enum Turn {
+    /// Acquire the lease.
+    Acquire,
+    /// Start the job.
+    Begin,
+    /// Tell the job to stop.
+    Cancel,
+    /// Drop the job.
+    Abort,
+    /// Give the lease back: nothing of the job is left.
+    Release,
+    /// Nothing, until this moment or until something is heard.
+    Wait(Option<Moment>),
+    /// Nothing any more.
+    End(Ended),
+}
+
+/// How a job's task ended.
+#[derive(Clone, Debug)]
+pub(super) enum JobEnd {
+    Returned(Next),
+    Panicked(String),
+    /// It was dropped, by us or by its runtime.
+    Gone,
+}
+
+/// Where it stands.
+#[derive(Clone, Debug)]
+pub(super) enum Phase {
+    /// It wants the lease.
+    Waiting,
+    /// The lease is held, and the job is to start.
+    Held,
+    /// The job has been started; whether it runs is another question.
+    Running { since: Moment, seen: bool },
+    /// The job was told to stop.
+    Stopping { since: Moment, why: Why, abort_at: Moment, aborted: bool },
+    /// Nothing of the job is left.
+    Releasing(Why),
+    /// It wants the lease again at this moment.
+    Resting { until: Moment, pause: Duration, failure: Option<Failure> },
+    /// It is over.
+    Over(Ended),
+}
+
+/// Why a job does not run any more.
+#[derive(Clone, Debug)]
+pub(super) enum Why {
+    Stopped,
+    Lost,
+    Done,
+    Again,
+    Failed(Failure),
+}
+
+#[derive(Debug)]
+pub(super) struct Machine {
+    times: Times,
+    phase: Phase,
+    /// Somebody wants it to end.
+    stop: bool,
+    /// Failures in a row.
+    failures: u32,
+}
+
+impl Machine {
+    pub(super) fn new(times: Times) -> Self {
+        Self { times, phase: Phase::Waiting, stop: false, failures: 0 }
+    }
+
+    pub(super) fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stop
+    }
+
+    /// Somebody wants it to end.
+    pub(super) fn on_stop(&mut self) {
+        self.stop = true;
+    }
+
+    pub(super) fn on_acquired(&mut self) {
+        self.phase = Phase::Held;
+    }
+
+    /// The lease can't be had.
+    pub(super) fn on_refused(&mut self, error: Error, now: Moment) {
+        let forever =
+            matches!(error.kind(), ErrorKind::Closed | ErrorKind::Invalid | ErrorKind::Unsupported);
+        let error = Arc::new(error);
+        if forever {
+            self.phase = Phase::Over(Ended::Failed(error));
+        } else {
+            self.rest(Some(Failure::Refused(error)), now);
+        }
+    }
+
+    /// The job's task has been run.
+    pub(super) fn on_seen(&mut self) {
+        if let Phase::Running { seen, .. } = &mut self.phase {
+            *seen = true;
+        }
+    }
+
+    /// The job's task has ended.
+    pub(super) fn on_job_end(&mut self, end: JobEnd, now: Moment) {
+        let (why, since) = match &self.phase {
+            Phase::Running { since, .. } => {
+                let why = match end {
+                    JobEnd::Returned(Next::Done) => Why::Done,
+                    JobEnd::Returned(Next::Again) => Why::Again,
+                    JobEnd::Panicked(message) => Why::Failed(Failure::Panicked(message)),
+                    JobEnd::Gone => Why::Failed(Failure::Gone),
+                };
+                (why, *since)
+            }
+            // What a job returns that was told to stop does not count; a panic does.
+            Phase::Stopping { since, why, .. } => {
+                let why = match (why, end) {
+                    (Why::Lost, JobEnd::Panicked(message)) => {
+                        Why::Failed(Failure::Panicked(message))
+                    }
+                    (why, _) => why.clone(),
+                };
+                (why, *since)
+            }
+            _ => return,
+        };
+        if now.since(since) >= self.times.restart_pause_max {
+            self.failures = 0;
+        }
+        self.phase = Phase::Releasing(why);
+    }
+
+    /// The lease is given back, as far as that was possible.
+    pub(super) fn on_released(&mut self, now: Moment) {
+        let Phase::Releasing(why) = &self.phase else { return };
+        match why.clone() {
+            Why::Stopped => self.phase = Phase::Over(Ended::Stopped),
+            Why::Done => self.phase = Phase::Over(Ended::Done),
+            Why::Lost => self.phase = Phase::Waiting,
+            Why::Again => self.rest(None, now),
+            Why::Failed(failure) => self.rest(Some(failure), now),
+        }
+    }
+
+    fn rest(&mut self, failure: Option<Failure>, now: Moment) {
+        let Times { restart_pause, restart_pause_max, .. } = self.times;
+        let times = if failure.is_some() { self.failures } else { 0 };
+        let pause = restart_pause.saturating_mul(1 << times.min(20)).min(restart_pause_max);
+        self.failures = if failure.is_some() { self.failures.saturating_add(1) } else { 0 };
+        self.phase = Phase::Resting { until: now.plus(pause), pause, failure };
+    }
+
+    /// What to do now; `deadline` is that of the lease, in the past once it is lost.
+    pub(super) fn next(&mut self, now: Moment, deadline: Moment) -> Turn {
+        match &mut self.phase {
+            Phase::Waiting | Phase::Resting { .. } if self.stop => {
+                self.phase = Phase::Over(Ended::Stopped);
+                Turn::End(Ended::Stopped)
+            }
+            Phase::Waiting => Turn::Acquire,
+            Phase::Resting { until, .. } if now < *until => Turn::Wait(Some(*until)),
+            Phase::Resting { .. } => {
+                self.phase = Phase::Waiting;
+                Turn::Acquire
+            }
+            Phase::Held if self.stop => {
+                self.phase = Phase::Releasing(Why::Stopped);
+                Turn::Release
+            }
+            Phase::Held => {
+                self.phase = Phase::Running { since: now, seen: false };
+                Turn::Begin
+            }
+            Phase::Running { since, seen } => {
+                let (since, budget) = (*since, self.times.stop_budget);
+                let (stop_at, begun_by) =
+                    (deadline.minus(budget), since.plus(self.times.start_within));
+                if self.stop {
+                    self.stop_job(Why::Stopped, since, now.plus(budget).min(deadline))
+                } else if now >= stop_at {
+                    self.stop_job(Why::Lost, since, deadline)
+                } else if *seen {
+                    Turn::Wait(Some(stop_at))
+                } else if now >= begun_by {
+                    // There is nobody who could be told to stop.
+                    self.stop_job(Why::Failed(Failure::NeverStarted), since, now)
+                } else {
+                    Turn::Wait(Some(stop_at.min(begun_by)))
+                }
+            }
+            // Nothing else ends it: while it runs on, the lease is neither given back nor asked for.
+            Phase::Stopping { aborted: true, .. } => Turn::Wait(None),
+            Phase::Stopping { abort_at, aborted, .. } => {
+                let abort_at = (*abort_at).min(deadline);
+                if now < abort_at {
+                    return Turn::Wait(Some(abort_at));
+                }
+                *aborted = true;
+                Turn::Abort
+            }
+            Phase::Releasing(_) => Turn::Release,
+            Phase::Over(ended) => Turn::End(ended.clone()),
+        }
+    }
+
+    fn stop_job(&mut self, why: Why, since: Moment, abort_at: Moment) -> Turn {
+        self.phase = Phase::Stopping { since, why, abort_at, aborted: false };
+        Turn::Cancel
+    }
+}
