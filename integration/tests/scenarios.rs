@@ -9,12 +9,19 @@ mod scenarios {
     pub(crate) mod checks;
     pub(crate) mod driver;
     pub(crate) mod figures;
+    pub(crate) mod host;
+    pub(crate) mod hosted;
     pub(crate) mod leaders;
+    pub(crate) mod ledger;
+    pub(crate) mod load;
     pub(crate) mod member;
+    pub(crate) mod misled;
     pub(crate) mod nodes;
     pub(crate) mod recording;
     pub(crate) mod replies;
+    pub(crate) mod rolling;
     pub(crate) mod said;
+    pub(crate) mod service;
     pub(crate) mod stores;
 }
 
@@ -32,8 +39,12 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(TRIALS_AT_ONCE);
     let mut trials = scenarios::checks::trials();
+    trials.extend(scenarios::hosted::trials());
     trials.extend(scenarios::leaders::trials());
+    trials.extend(scenarios::load::trials());
+    trials.extend(scenarios::misled::trials());
     trials.extend(scenarios::nodes::trials());
+    trials.extend(scenarios::rolling::trials());
     trials.extend(scenarios::stores::trials());
     trials.extend(scenarios::replies::trials());
     trials.extend(scenarios::candidates::trials());

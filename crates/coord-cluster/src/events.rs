@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use coord_core::{Incarnation, NodeId, ShardId, TableName, Term, Version};
+use coord_core::{Binding, Incarnation, NodeId, ShardId, TableHeader, TableName, Term, Version};
 use futures::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
@@ -112,6 +112,17 @@ pub enum EventKind {
         term: Term,
         /// Why, as far as this node knows.
         why: String,
+    },
+    /// This node holds the leader's lease and may not write this table: it and the cluster are configured
+    /// otherwise. Where the table is `_cluster`, it gives the lease back and stands again after the
+    /// lease's TTL.
+    TableRefused {
+        /// Which table.
+        table: TableName,
+        /// In which term of this node's own lease.
+        term: Term,
+        /// What the table is bound to.
+        misfit: Misfit,
     },
     /// Shards are being placed anew.
     RebalancingTriggered {
@@ -243,6 +254,9 @@ impl fmt::Display for EventKind {
             Self::LeadershipLost { node, term, why } => {
                 write!(f, "term {term} of node {node} ended: {why}")
             }
+            Self::TableRefused { table, term, misfit } => {
+                write!(f, "table {table} is not for this node's term {term}: it {misfit}")
+            }
             Self::RebalancingTriggered { table, reason } => {
                 write!(f, "table {table} is rebalanced: {reason}")
             }
@@ -296,6 +310,31 @@ impl fmt::Display for EventKind {
             Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),
             Self::StoreAway => f.write_str("the store is away"),
             Self::StoreBack => f.write_str("the store is back"),
+        }
+    }
+}
+
+/// In what a table differs from what a node that leads is configured with.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Misfit {
+    /// It obeys this lease, and not the one that the node leads by.
+    OtherLease(Binding),
+    /// It was created with this header.
+    OtherHeader(TableHeader),
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherLease(Binding { lease, origin, .. }) => {
+                write!(f, "obeys lease {lease} of {origin}")
+            }
+            Self::OtherHeader(header) => {
+                let (shards, replicas) = (header.shards.get(), header.replicas.get());
+                write!(f, "was made with {shards} shards of {replicas} owners each")
+            }
         }
     }
 }

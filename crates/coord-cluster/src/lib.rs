@@ -122,7 +122,7 @@ mod telemetry;
 
 pub use cluster::{Cluster, ClusterBuilder, Stores};
 pub use commands::{Command, Done, Joining, Refusal, Reply};
-pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated};
+pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated, Misfit};
 pub use handoff::Handoff;
 pub use region::{Host, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};

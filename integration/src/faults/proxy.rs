@@ -16,6 +16,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::servers::Server;
 
+/// How many ports it tries for an address of its own.
+const PORTS_MAX: usize = 8;
 const CHUNK_BYTES: usize = 16 << 10;
 /// How many chunks of one direction are on their way at most; then the sender is held up.
 const CHUNKS_MAX: usize = 64;
@@ -128,7 +130,7 @@ impl Proxy {
         let mut proxy = Self { addresses: Vec::new(), shared, stop };
         let tasks = TaskTracker::new();
         for target in targets {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, crate::free_port()?)).await?;
+            let listener = listen().await?;
             proxy.addresses.push(listener.local_addr()?);
             let (target, shared) = (target.clone(), Arc::clone(&proxy.shared));
             let accepting = accept(listener, target, shared, tasks.clone());
@@ -239,6 +241,19 @@ impl Shared {
         };
         losing.iter().position(fits).map(|index| losing.remove(index)).is_some()
     }
+}
+
+/// A port that was free may have been taken by another test program since.
+async fn listen() -> io::Result<TcpListener> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..PORTS_MAX {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, crate::free_port()?)).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
 }
 
 async fn accept(listener: TcpListener, target: String, shared: Arc<Shared>, tasks: TaskTracker) {

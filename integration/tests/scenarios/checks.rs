@@ -14,6 +14,7 @@ use coord_conformance::history::{Entry, History, What};
 use libtest_mimic::Trial;
 
 use super::driver::{Done, own_entries};
+use super::hosted;
 use super::said::{Call, Line, Outcome, Said};
 
 /// What one member said.
@@ -21,17 +22,26 @@ use super::said::{Call, Line, Outcome, Said};
 pub(crate) struct Told<'a> {
     pub(crate) name: &'a str,
     pub(crate) lines: &'a [Line],
+    pub(crate) killed: Option<Moment>,
 }
 
 /// Checks the members' history, their calls, and the maps that a watch of the store showed.
-pub(crate) fn check(members: &[Told<'_>], entries: Vec<Entry>, maps: &[Arc<ShardMap>]) -> Done {
+pub(crate) fn check(
+    members: &[Told<'_>],
+    entries: Vec<Entry>,
+    maps: &[Arc<ShardMap>],
+    handoff: Handoff,
+) -> Done {
     let mut wrong = Vec::new();
     nobody_leads_twice(members, &entries, &mut wrong);
     let violations = History::new(entries).check();
     wrong.extend(violations.iter().map(ToString::to_string));
     fenced_writes(members, &mut wrong);
+    if handoff == Handoff::Exclusive {
+        hosted::check(members, &mut wrong);
+    }
     versions(members, &mut wrong);
-    each_map(maps, &mut wrong);
+    each_map(maps, handoff, &mut wrong);
     for member in members {
         let missed = member.lines.iter().any(|line| matches!(line.said, Said::Missed(_)));
         if missed {
@@ -47,7 +57,7 @@ fn nobody_leads_twice(members: &[Told<'_>], entries: &[Entry], wrong: &mut Vec<S
     let mut granted: BTreeMap<_, (Moment, Moment)> = BTreeMap::new();
     for entry in entries {
         if let What::Holds { fence, until } = &entry.what {
-            let tenure = granted.entry(fence.term).or_insert((entry.at, *until));
+            let tenure = granted.entry((&fence.origin, fence.term)).or_insert((entry.at, *until));
             *tenure = (tenure.0.min(entry.at), tenure.1.max(*until));
         }
     }
@@ -55,11 +65,12 @@ fn nobody_leads_twice(members: &[Told<'_>], entries: &[Entry], wrong: &mut Vec<S
         for line in member.lines {
             let Said::Leads(fence) = &line.said else { continue };
             let at = line.at();
-            if granted.get(&fence.term).is_none_or(|(_, until)| at >= *until) {
+            if granted.get(&(&fence.origin, fence.term)).is_none_or(|(_, until)| at >= *until) {
                 wrong.push(format!("{} led past its deadline in term {}", member.name, fence.term));
             }
-            let other = granted.range(fence.term..).skip(1).find(|(_, (from, _))| *from <= at);
-            if let Some((term, _)) = other {
+            let later = granted.range((&fence.origin, fence.term)..).skip(1);
+            let mut later = later.take_while(|((origin, _), _)| **origin == fence.origin);
+            if let Some(((_, term), _)) = later.find(|(_, (from, _))| *from <= at) {
                 let terms = format!("term {} after term {term} had begun", fence.term);
                 wrong.push(format!("{} led in {terms}", member.name));
             }
@@ -112,7 +123,7 @@ fn versions(members: &[Told<'_>], wrong: &mut Vec<String>) {
 }
 
 /// I2 to I4 hold in each map that follows another.
-fn each_map(maps: &[Arc<ShardMap>], wrong: &mut Vec<String>) {
+fn each_map(maps: &[Arc<ShardMap>], handoff: Handoff, wrong: &mut Vec<String>) {
     for pair in maps.windows(2) {
         let (old, new) = (&pair[0], &pair[1]);
         if old.version() == new.version() && old.uid() == new.uid() {
@@ -136,7 +147,7 @@ fn each_map(maps: &[Arc<ShardMap>], wrong: &mut Vec<String>) {
         let hosts: Hosts = nodes.collect();
         // What was reported to the leader is not on the map: taken as said.
         let reported = |_: &NodeEntry, _: ShardId, _: Version| true;
-        let evidence = Evidence::new(Handoff::default(), &reported, &reported);
+        let evidence = Evidence::new(handoff, &reported, &reported);
         if let Err(violation) = invariants::check(old, new, &hosts, writer, &evidence) {
             wrong.push(format!("version {}: {violation}", new.version()));
         }
@@ -171,9 +182,10 @@ fn leads(when: u64, term: u64) -> Line {
 
 /// What is wrong with what two members said.
 fn wrong(one: &[Line], two: &[Line], maps: &[Arc<ShardMap>]) -> String {
-    let members = [Told { name: "one", lines: one }, Told { name: "two", lines: two }];
+    let told = |name, lines| Told { name, lines, killed: None };
+    let members = [told("one", one), told("two", two)];
     let entries = members.iter().flat_map(|told| own_entries(told.name, told.lines)).collect();
-    check(&members, entries, maps)
+    check(&members, entries, maps, Handoff::Exclusive)
         .err()
         .and_then(|failed| failed.message().map(str::to_owned))
         .unwrap_or_default()

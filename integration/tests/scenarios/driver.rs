@@ -1,16 +1,16 @@
 //! What a scenario works with: a store, members as processes of their own, patience, and the history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::process::ChildStdin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use coord::cluster::{Event, EventKind, Settings};
+use coord::cluster::{Event, EventKind, Handoff, Settings};
 use coord::{
-    AttemptId, Backend, ClusterName, Consistency, Fence, Moment, PlacementEvent, ShardMap, Ttl,
-    Watched, Watcher,
+    AttemptId, Backend, ClusterName, Consistency, Fence, Moment, PlacementEvent, ShardCount,
+    ShardId, ShardMap, Ttl, Watched, Watcher,
 };
 use coord_conformance::history::{Entry, What};
 use coord_integration::Missing;
@@ -23,7 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::backends::{Servers, Store};
 use super::checks::{self, Told};
 use super::figures::note;
-use super::member::{Description, command, table};
+use super::member::{Description, ServiceAt, command, table};
 use super::recording::{Recording, now};
 use super::said::{Answer, Ask, Line, Outcome, Question, Said, View};
 
@@ -58,6 +58,11 @@ pub(crate) struct World {
     pub(crate) server: Servers,
     pub(crate) cluster: ClusterName,
     pub(crate) settings: Settings,
+    /// How many shards the table has, and how they move.
+    pub(crate) shards: ShardCount,
+    pub(crate) handoff: Handoff,
+    /// The service that members run besides.
+    pub(crate) service: Option<ServiceAt>,
     /// The scenario's own way to the store, past all proxies.
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) members: Vec<Member>,
@@ -86,6 +91,9 @@ pub(crate) struct Member {
     unread: String,
     pub(crate) lines: Vec<Line>,
     view: Option<View>,
+    /// The shards that it hosts, and until when it may.
+    hosts: BTreeSet<ShardId>,
+    may_host: Option<Moment>,
     killed: Option<Moment>,
     asked: u32,
 }
@@ -116,6 +124,9 @@ impl World {
             server,
             cluster,
             settings,
+            shards: ShardCount::default(),
+            handoff: Handoff::Exclusive,
+            service: None,
             backend,
             members: Vec::new(),
             lines: Arc::default(),
@@ -145,8 +156,30 @@ impl World {
         clock: Option<&Clock>,
     ) -> Done<usize> {
         let (proxy, url) = self.way().await?;
+        self.add_by(proxy, url, name, None, replace, clock)
+    }
+
+    /// Starts a member that by mistake looks for its leases where another cluster has them.
+    pub(crate) async fn add_misled(&mut self, name: &str, other: &ClusterName) -> Done<usize> {
+        let (proxy, url) = self.way().await?;
+        let leases = self.store.url_via(&self.server, proxy.addresses(), other)?;
+        self.add_by(proxy, url, name, Some(leases), false, None)
+    }
+
+    fn add_by(
+        &mut self,
+        proxy: Proxy,
+        url: String,
+        name: &str,
+        leases: Option<String>,
+        replace: bool,
+        clock: Option<&Clock>,
+    ) -> Done<usize> {
         let (node, settings) = (name.to_owned(), self.settings.clone());
-        let mut command = command(&Description { url, node, settings, replace })?;
+        let Self { shards, handoff, service, .. } = *self;
+        let description =
+            Description { url, leases, node, settings, replace, shards, handoff, service };
+        let mut command = command(&description)?;
         if let Some(clock) = clock {
             clock.give(&mut command);
         }
@@ -161,6 +194,8 @@ impl World {
             unread: String::new(),
             lines: Vec::new(),
             view: None,
+            hosts: BTreeSet::new(),
+            may_host: None,
             killed: None,
             asked: 0,
         });
@@ -189,7 +224,8 @@ impl World {
         self.shared_by(count).await
     }
 
-    /// Waits until all members that were not killed see the shards shared evenly among so many.
+    /// Waits until all members that were not killed see the shards shared evenly among so many, and each
+    /// shard is hosted.
     pub(crate) async fn shared_by(&mut self, count: usize) -> Done {
         self.shared_by_but(count, &[]).await
     }
@@ -202,8 +238,8 @@ impl World {
     }
 
     fn are_shared_by(&self, count: usize, blind: &[usize]) -> bool {
-        let count = u32::try_from(count).expect("few");
-        let (least, more) = (1024 / count, 1024 % count);
+        let (shards, count) = (self.shards.get(), u32::try_from(count).expect("few"));
+        let (least, more) = (shards / count, shards % count);
         let wanted: Vec<u32> = (0..count).map(|n| least + u32::from(n >= count - more)).collect();
         let seeing = self.members.iter().enumerate();
         let seeing = seeing.filter(|(n, member)| member.killed.is_none() && !blind.contains(n));
@@ -213,6 +249,15 @@ impl World {
         };
         views.iter().all(are_shared)
             && views.windows(2).all(|pair| pair[0].map(|v| &v.tables) == pair[1].map(|v| &v.tables))
+            && self.hosted() == shards
+    }
+
+    /// How many shards are hosted now.
+    fn hosted(&self) -> u32 {
+        let at = now();
+        let may = self.living().filter(|member| member.may_host.is_some_and(|until| at < until));
+        let hosted = may.flat_map(|member| &member.hosts).collect::<BTreeSet<_>>().len();
+        u32::try_from(hosted).expect("few")
     }
 
     /// Those that were not killed.
@@ -295,18 +340,18 @@ impl World {
         .await
     }
 
-    /// Waits for a grant of a greater term; to whom, when and under which fence.
+    /// Waits for a grant of the same lease in a greater term; to whom, when and under which fence.
     pub(crate) async fn successor(
         &mut self,
         after: &Fence,
         limit: Duration,
     ) -> Done<(usize, Moment, Fence)> {
-        let term = after.term;
+        let (term, origin) = (after.term, after.origin.clone());
         self.until("another leads", limit, |world| {
             world.members.iter().enumerate().find_map(|(n, member)| {
                 member
                     .grants()
-                    .find(|(_, fence)| fence.term > term)
+                    .find(|(_, fence)| fence.term > term && fence.origin == origin)
                     .map(|(at, f)| (n, at, f.clone()))
             })
         })
@@ -319,6 +364,23 @@ impl World {
         let at = now();
         member.process.kill()?;
         member.killed = Some(at);
+        Ok(at)
+    }
+
+    /// Lets a member leave in order, and waits for the end of its process; when that was.
+    pub(crate) async fn leave(&mut self, member: usize) -> Done<Moment> {
+        self.members[member].ask(Question::Leave)?;
+        let over = |world: &mut Self| {
+            world.members[member].lines.iter().find_map(|line| match &line.said {
+                Said::Over(why) => Some((line.at(), why.clone())),
+                _ => None,
+            })
+        };
+        let (at, why) = self.until("it leaves", PATIENCE, over).await?;
+        if !why.is_empty() {
+            return Err(format!("{} left so: {why}", self.members[member].name).into());
+        }
+        self.kill(member)?;
         Ok(at)
     }
 
@@ -339,6 +401,16 @@ impl World {
         .await
     }
 
+    /// Where a watch puts the maps that it shows.
+    pub(crate) fn maps(&self) -> Arc<Mutex<Vec<Arc<ShardMap>>>> {
+        Arc::clone(&self.maps)
+    }
+
+    /// The maps that a watch has shown so far.
+    pub(crate) fn seen_maps(&self) -> Vec<Arc<ShardMap>> {
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The newest map that the store has.
     pub(crate) async fn map(&self) -> Done<Arc<ShardMap>> {
         let (placement, table) = (self.backend.placement(), table());
@@ -357,7 +429,7 @@ impl World {
     /// Checks all that was recorded, with this scenario's own reading of the table at the end.
     pub(crate) async fn check(&mut self) -> Done {
         let who = "the scenario";
-        let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut maps = self.seen_maps();
         let mut entries = own_entries(who, &self.lines());
         if !self.members.is_empty() {
             let map = self.map().await?;
@@ -369,7 +441,7 @@ impl World {
             entries.extend(member.entries());
         }
         let members: Vec<_> = self.members.iter().map(Member::told).collect();
-        checks::check(&members, entries, &maps)
+        checks::check(&members, entries, &maps, self.handoff)
     }
 
     /// What the members said last, for a failure.
@@ -385,6 +457,8 @@ impl World {
                 let text: String = text.chars().take(SHOWN_CHARS).collect();
                 story.push_str(&format!("  {:?} ago: {text}\n", end.since(line.at())));
             }
+            let (hosts, until) = (member.hosts.len(), member.may_host);
+            story.push_str(&format!("  hosts {hosts} shards until {until:?}, now {end:?}\n"));
             story.push_str(&format!("  last view: {:?}\n", member.view));
         }
         story
@@ -404,6 +478,7 @@ pub(crate) fn own_entries(who: &str, lines: &[Line]) -> Vec<Entry> {
 fn is_news(said: &Said) -> bool {
     match said {
         Said::View(_) | Said::Leads(_) | Said::Entry(_) => false,
+        Said::Starts { .. } | Said::Acts(_) | Said::Stopped(_) | Said::Lapsed(_) => false,
         Said::Call(call) => {
             let usual = call.operation == "renew" && call.outcome == Outcome::Done;
             !usual && call.outcome != Outcome::NotHeld
@@ -422,16 +497,33 @@ impl Member {
             let text: String = self.unread.drain(..=end).collect();
             // Its logs go the same way.
             if let Ok(line) = serde_json::from_str::<Line>(&text) {
-                if let Said::View(view) = &line.said {
-                    self.view = Some(view.clone());
-                }
+                self.take_in(&line.said);
                 self.lines.push(line);
             }
         }
     }
 
-    fn told(&self) -> Told<'_> {
-        Told { name: &self.name, lines: &self.lines }
+    fn take_in(&mut self, said: &Said) {
+        match said {
+            Said::View(view) => self.view = Some(view.clone()),
+            Said::Starts { shard, right } => {
+                self.hosts.insert(*shard);
+                self.may_host = self.may_host.max(Some(right.until()));
+            }
+            Said::Acts(acts) => {
+                let until = acts.iter().map(|act| act.right.until()).max();
+                self.may_host = self.may_host.max(until);
+            }
+            Said::Stopped(shard) => {
+                self.hosts.remove(shard);
+            }
+            Said::Lapsed(shards) => self.hosts.retain(|shard| !shards.contains(shard)),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn told(&self) -> Told<'_> {
+        Told { name: &self.name, lines: &self.lines, killed: self.killed }
     }
 
     /// How things stand as it sees them.

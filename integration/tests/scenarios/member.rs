@@ -1,20 +1,24 @@
 //! A member of a cluster, as a process of its own: this program, started again.
 
 use std::io::{self, BufRead as _, Write as _};
+use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord::cluster::{Cluster, Heard, Settings};
+use coord::cluster::{Cluster, Handoff, Heard, Host, Settings, Stores};
 use coord::{
-    Address, Backend, Fence, NodeId, NodeInfo, Placement, Publish, Replace, ShardMap, TableHeader,
-    TableName,
+    Address, Backend, Fence, Moment, NodeId, NodeInfo, Placement, Publish, Replace, ShardCount,
+    ShardMap, TableHeader, TableName,
 };
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use super::host::Shards;
 use super::recording::{Recording, now};
 use super::said::{Answer, Ask, Line, Outcome, Question, Said, View};
+use super::service::Service;
 
 /// Holds the description of the member that this process is to be.
 const MEMBER: &str = "COORD_SCENARIO_MEMBER";
@@ -32,12 +36,24 @@ const STARTING_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Description {
     pub(crate) url: String,
+    /// Where it looks for its leases, if elsewhere.
+    pub(crate) leases: Option<String>,
     pub(crate) node: String,
     pub(crate) settings: Settings,
     pub(crate) replace: bool,
+    pub(crate) shards: ShardCount,
+    pub(crate) handoff: Handoff,
+    /// The service that it runs besides, if any.
+    pub(crate) service: Option<ServiceAt>,
 }
 
-/// The table of all scenarios, of 1024 shards.
+/// A service, and where it keeps what it has done.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct ServiceAt {
+    pub(crate) ledger: SocketAddr,
+}
+
+/// The table of all scenarios.
 pub(crate) fn table() -> TableName {
     TableName::new("orders").expect("a name")
 }
@@ -62,8 +78,12 @@ pub(crate) fn run() -> Option<ExitCode> {
     Some(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn say(said: Said) {
-    write(Line::new(now(), said));
+pub(crate) fn say(said: Said) {
+    say_at(now(), said);
+}
+
+pub(crate) fn say_at(at: Moment, said: Said) {
+    write(Line::new(at, said));
 }
 
 /// In one piece: others append to the same file.
@@ -74,14 +94,26 @@ fn write(line: Line) {
 }
 
 async fn member(description: Description) -> Result<(), String> {
-    let Description { url, node, settings, replace } = description;
+    let Description { node, replace, .. } = &description;
     let text = |error: coord::Error| error.to_string();
-    let address = Address::new("localhost:4000").map_err(text)?;
-    let info = NodeInfo::new(NodeId::new(&node).map_err(text)?, address);
-    let replace = if replace { Replace::Yes } else { Replace::No };
+    let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|error| error.to_string())?;
+    let address = match description.service {
+        Some(_) => listener.local_addr().map_err(|error| error.to_string())?.to_string(),
+        None => "localhost:4000".to_owned(),
+    };
+    let address = Address::new(address).map_err(text)?;
+    let info = NodeInfo::new(NodeId::new(node).map_err(text)?, address);
+    let replace = if *replace { Replace::Yes } else { Replace::No };
+    let shards = Arc::<Shards>::default();
+    let service =
+        description.service.map(|at| Arc::new(Service::new(Arc::clone(&shards), at.ledger)));
+    let host: Arc<dyn Host> = match &service {
+        Some(service) => Arc::clone(service) as _,
+        None => Arc::clone(&shards) as _,
+    };
     let began = now();
     let (cluster, backend) = loop {
-        match start(&url, info.clone(), settings.clone(), replace).await {
+        match start(&description, info.clone(), replace, &host).await {
             Ok(started) => break started,
             // As its supervisor would.
             Err(error) if error.is_retryable() && now().since(began) < STARTING_LIMIT => {
@@ -96,20 +128,42 @@ async fn member(description: Description) -> Result<(), String> {
         () = tell_events(&cluster) => Ok(()),
         () = tell_views(&cluster) => Ok(()),
         () = look(&cluster, &backend) => Ok(()),
+        () = shards.act() => Ok(()),
+        () = serve(service, listener) => Ok(()),
         left = answer(&cluster, &backend, asks) => left.map_err(text),
     }
 }
 
 async fn start(
-    url: &str,
+    description: &Description,
     info: NodeInfo,
-    settings: Settings,
     replace: Replace,
+    host: &Arc<dyn Host>,
 ) -> coord::Result<(Cluster, Recording)> {
+    let backend = recorded(&description.url).await?;
+    let mut stores = Stores::new(&backend);
+    if let Some(url) = &description.leases {
+        stores = stores.with_lease(&recorded(url).await?);
+    }
+    let builder = Cluster::builder(stores, info)
+        .settings(description.settings.clone())
+        .replace(replace)
+        .table(table(), TableHeader::new(description.shards))
+        .handoff(table(), description.handoff)
+        .host(table(), Arc::clone(host));
+    Ok((builder.start().await?, backend))
+}
+
+async fn recorded(url: &str) -> coord::Result<Recording> {
     let coord = coord::connect(url).await?;
-    let backend = Recording::new(Arc::clone(coord.backend()), write);
-    let builder = Cluster::builder(&backend, info).settings(settings).replace(replace);
-    Ok((builder.table(table(), TableHeader::default()).start().await?, backend))
+    Ok(Recording::new(Arc::clone(coord.backend()), write))
+}
+
+async fn serve(service: Option<Arc<Service>>, listener: TcpListener) {
+    match service {
+        Some(service) => service.serve(listener).await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn tell_events(cluster: &Cluster) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coord::cluster::{ClusterState, Command, Event, Leader, Member, Reply, Role, Status};
-use coord::{Fence, Incarnation, Moment, NodeStatus, TableName, Version};
+use coord::{Epoch, Fence, Incarnation, Moment, NodeStatus, ShardId, TableName, Version};
 use coord_conformance::history::What;
 use serde::{Deserialize, Serialize};
 
@@ -41,10 +41,47 @@ pub(crate) enum Said {
     Call(Call),
     /// The node says at this moment that it leads.
     Leads(Fence),
+    /// It begins to host a shard.
+    Starts {
+        shard: ShardId,
+        right: Right,
+    },
+    /// It acted on each of these shards, as far as their fences allowed it.
+    Acts(Vec<Act>),
+    /// Nothing of the shard runs here any more.
+    Stopped(ShardId),
+    /// The fences of these shards allow nothing any more.
+    Lapsed(Vec<ShardId>),
     Answered {
         number: u32,
         answer: Answer,
     },
+}
+
+/// What a shard's fence allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Right {
+    pub(crate) epoch: Epoch,
+    until: Duration,
+}
+
+impl Right {
+    pub(crate) fn new(epoch: Epoch, until: Moment) -> Self {
+        Self { epoch, until: until.since_origin() }
+    }
+
+    /// As far as was known then: it moves with the registration.
+    pub(crate) fn until(&self) -> Moment {
+        Moment::from_origin(self.until)
+    }
+}
+
+/// Something that was done to shards by the same right.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Act {
+    pub(crate) right: Right,
+    /// From this one to that, both included.
+    pub(crate) shards: Vec<(u32, u32)>,
 }
 
 /// The part of a [`Status`] that scenarios look at.

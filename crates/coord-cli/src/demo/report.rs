@@ -149,6 +149,7 @@ fn describe(event: &EventKind) -> Option<String> {
         EventKind::LeadershipLost { node, term, why } => {
             format!("{node}'s term {term} ended: {why}")
         }
+        EventKind::TableRefused { table, misfit, .. } => format!("table {table} {misfit}"),
         EventKind::RebalancingTriggered { reason, .. } => format!("rebalancing: {reason}"),
         EventKind::ShardsAssigned { shards, .. } => format!("{} shards assigned", shards.len()),
         EventKind::ShardsMoving { shards, .. } => format!("{} shards on their way", shards.len()),

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::machine::{Job, Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
 use crate::commands::{Command, Refusal, Reply};
+use crate::events::{Cause, Event, EventKind, Misfit};
 use crate::record;
 use crate::shared::Shared;
 use crate::telemetry;
@@ -255,7 +256,7 @@ impl Lead<'_> {
             Step::Claim(table, header) => {
                 let request = ClaimRequest::new(table.clone(), self.guard.fence(), header.clone());
                 let claim = self.shared.placement.claim(&request);
-                self.shared.call("claim", claim).await.map(|claim| claimed(table, claim))
+                self.shared.call("claim", claim).await.map(|claim| self.claimed(table, claim))
             }
             Step::Load(table) => {
                 let load = self.shared.placement.load(table);
@@ -276,6 +277,20 @@ impl Lead<'_> {
             Step::Answer(ticket, reply) => self.answer(*ticket, reply).await,
         };
         outcome.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
+    }
+
+    fn claimed(&self, table: &TableName, claim: Claim) -> Outcome {
+        let misfit = match claim {
+            Claim::Claimed(table) => return Outcome::Claimed(table.map),
+            Claim::Fenced(_) => return Outcome::Fenced,
+            Claim::Mismatch(header) => Misfit::OtherHeader(header),
+            Claim::OtherLease(binding) => Misfit::OtherLease(binding),
+            _ => return Outcome::Failed("an unknown outcome of a claim".to_owned()),
+        };
+        let (name, term) = (table.clone(), self.guard.fence().term);
+        let refused = EventKind::TableRefused { table: name, term, misfit: misfit.clone() };
+        self.shared.observe(|_| vec![Event::new(Cause::Local, refused)]);
+        Outcome::Refused(format!("table {table} {misfit}"))
     }
 
     /// Tells whoever asked. An answer that can't be brought at all is left out: the asker then counts
@@ -341,23 +356,6 @@ async fn plan(job: Arc<Job>) -> Result<Outcome> {
     planned.map(Outcome::Planned).map_err(|error| {
         Error::new(ErrorKind::Internal, "plan").message("the strategy panicked").with_source(error)
     })
-}
-
-fn claimed(name: &TableName, claim: Claim) -> Outcome {
-    match claim {
-        Claim::Claimed(table) => Outcome::Claimed(table.map),
-        Claim::Fenced(_) => Outcome::Fenced,
-        Claim::Mismatch(header) => Outcome::Refused(format!(
-            "table {name} has {} shards with {} owners each, and other settings here",
-            header.shards.get(),
-            header.replicas.get()
-        )),
-        Claim::OtherLease(binding) => Outcome::Refused(format!(
-            "table {name} obeys lease {} of {}",
-            binding.lease, binding.origin
-        )),
-        _ => Outcome::Failed("an unknown outcome of a claim".to_owned()),
-    }
 }
 
 fn published(publish: Publish) -> Outcome {

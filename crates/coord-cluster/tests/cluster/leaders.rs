@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Command, EventKind, Refusal, Reply, Settings, Stores};
+use coord_cluster::{Cluster, Command, EventKind, Heard, Misfit, Refusal, Reply, Settings, Stores};
 use coord_conformance::faults::Faulty;
 use coord_core::{
-    AttemptId, Backend, Claim, ClaimRequest, Era, Fence, LeaseName, MemoryBackend, Publish,
-    ShardMap, TableHeader, TableName, Term, TokioClock,
+    AttemptId, Backend, Binding, Claim, ClaimRequest, ClusterName, Era, Fence, LeaseName,
+    MemoryBackend, Publish, ShardMap, TableHeader, TableName, Term, TokioClock,
 };
 use tokio_util::task::TaskTracker;
 
-use crate::common::{info, kinds, map, node, shares, store, table, until};
+use crate::common::{LIMIT, info, kinds, map, node, shares, store, table, until};
 
 async fn start(stores: impl Into<Stores>, name: &str) -> Cluster {
     Cluster::builder(stores, info(name))
@@ -120,6 +120,35 @@ async fn a_leader_that_is_paused_past_its_ttl_writes_nothing_afterwards() {
         assert!(!node.status().paused, "the command came to nothing");
     }
     assert!(!paused.is_leader());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_of_another_lease_is_told_which_one_the_tables_obey() {
+    let store = store();
+    let right = start(&store, "n1").await;
+    until(&right, |status| shares(status) == [1024]).await;
+    let elsewhere = MemoryBackend::isolated(ClusterName::new("elsewhere").expect("name"));
+    let stores = Stores::new(&store.reopen()).with_lease(&elsewhere);
+    let wrong = start(stores, "n2").await;
+    let mut events = wrong.events();
+    let refused = async {
+        loop {
+            if let Some(Heard::Event(event)) = events.next().await
+                && let EventKind::TableRefused { table, misfit, .. } = &event.kind
+            {
+                return (table.clone(), misfit.clone());
+            }
+        }
+    };
+    let (refused, misfit) = tokio::time::timeout(LIMIT, refused).await.expect("it is told");
+    let fence = right.fence().expect("leads");
+    assert_eq!(refused, TableName::cluster());
+    assert_eq!(misfit, Misfit::OtherLease(Binding::of(&fence)));
+    assert_eq!(misfit.to_string(), format!("obeys lease _leader of {}", fence.origin));
+    // It is a node like any other.
+    until(&right, |status| shares(status) == [512, 512]).await;
+    assert_eq!(map(&right).writer().map(|writer| &writer.origin), Some(&fence.origin));
+    assert!(!wrong.is_leader());
 }
 
 /// Lets somebody else claim all tables under a fence of his own.
