@@ -128,10 +128,12 @@ async fn start(options: &Options, name: &str, storage: &Path) -> anyhow::Result<
     let table = TableName::new("kv")?;
     let kv = Kv::new(Storage::open(storage)?);
     let kv = Arc::new(Noting { kv, tokens: Mutex::default() });
+    // Short times for an example; the defaults suit most services.
+    let in_memory = options.backend.starts_with("memory:");
+    let settings = if in_memory { Settings::demo() } else { Settings::fast() };
     let cluster = coord
         .cluster(node)
-        // Short times for an example; the defaults suit a real store.
-        .settings(Settings::demo())
+        .settings(settings)
         .table(table.clone(), TableHeader::new(ShardCount::new(SHARDS)?))
         .handoff(table.clone(), options.handoff)
         .handler(table, Arc::<Noting>::clone(&kv))
@@ -287,6 +289,7 @@ impl Load {
             loop {
                 let ports = self.ports.lock().expect("not poisoned").clone();
                 let port = ports[turn % ports.len()];
+                turn += Self::COUNTERS;
                 let Ok(mut client) = Client::connect(port).await else { continue };
                 let reply =
                     client.ask(&line).await.unwrap_or_else(|error| format!("unknown {error:#}"));
@@ -298,7 +301,6 @@ impl Load {
                     println!("{reply}");
                     continue 'addition;
                 }
-                turn += Self::COUNTERS;
             }
             let took = u64::try_from(began.elapsed().as_millis())?;
             self.longest_ms.fetch_max(took, Ordering::SeqCst);

@@ -12,9 +12,11 @@
 //! - `no WHY`: certainly nothing was done, and trying again is safe;
 //! - `unknown WHY`: it may have been done.
 //!
-//! `leave` is answered with `ok`, and the member leaves in order: its shards move first.
+//! `leave` is answered with `ok`, and the member leaves in order: its shards move first. Send nothing to a
+//! member from then on: a connection that ends before the answer has come leaves the outcome unknown.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use coord::cluster::{Handler, Host, Mail, Mailbox, ShardFence, ShardToken};
-use coord::{Effect, ShardId};
+use coord::{Effect, Epoch, ShardId};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -37,6 +39,23 @@ use tokio::task::JoinSet;
 pub struct Storage {
     folder: PathBuf,
 }
+
+/// Why a write was refused: its token is older than one that was seen before.
+#[derive(Debug)]
+struct Stale {
+    shard: ShardId,
+    old: Epoch,
+    new: Epoch,
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shard, old, new } = self;
+        write!(f, "refused: shard {shard} is in epoch {new}, and the write is of epoch {old}")
+    }
+}
+
+impl std::error::Error for Stale {}
 
 /// What the storage holds of one shard.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -76,9 +95,7 @@ impl Storage {
         };
         if let Some(highest) = stored.highest.as_ref().filter(|highest| !token.passes(highest)) {
             let (shard, old, new) = (token.shard, token.epoch, highest.epoch);
-            anyhow::bail!(
-                "refused: shard {shard} is in epoch {new}, and the write is of epoch {old}"
-            );
+            return Err(Stale { shard, old, new }.into());
         }
         stored.highest = Some(token.clone());
         let answer = change(&mut stored.values);

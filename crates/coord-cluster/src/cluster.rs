@@ -144,6 +144,7 @@ impl ClusterBuilder {
     }
 
     /// Hosts the shards of a table that this node owns, and handles the messages that are sent to them.
+    /// Every node that takes shards of the table needs one: elsewhere, messages wait in vain.
     pub fn handler(mut self, table: TableName, handler: Arc<dyn Handler>) -> Self {
         self.handlers.push((table, handler));
         self

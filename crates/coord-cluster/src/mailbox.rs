@@ -83,7 +83,7 @@ pub trait Handler: Host {
     ///
     /// Show [`ShardFence::token`] with every write; what the service itself can refuse is part of the
     /// answer. A panic is told to the caller as an unknown outcome, and the next message comes all the
-    /// same.
+    /// same. A handler that asks its own shard waits for itself.
     ///
     /// # Cancel safety
     /// It is dropped at the registration's deadline, and where the shard has to go and the stop budget is

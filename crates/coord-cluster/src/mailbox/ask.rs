@@ -141,7 +141,9 @@ impl Asked {
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        self.outbox.withdraw(self.shard, self.number);
+        if !self.told.is_terminated() {
+            self.outbox.withdraw(self.shard, self.number);
+        }
     }
 }
 
