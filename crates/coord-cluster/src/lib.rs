@@ -98,8 +98,9 @@
 //!
 //! # What is not there yet
 //!
-//! [`downing`], [`detector`] and [`poison`] are there as machines that nothing drives yet. Every node stands for election unless its setting `candidate` is false. A table that is
-//! deleted while its shards are hosted begins another life that knows nothing of them.
+//! [`downing`], [`detector`] and [`poison`] are there as machines that nothing drives yet. Every node stands
+//! for election unless its setting `candidate` is false. A table that is deleted while its shards are hosted
+//! begins another life that knows nothing of them.
 
 mod cluster;
 mod commands;
