@@ -12,6 +12,7 @@ use coord_core::{
     Watcher, shard_of,
 };
 use coord_placement::{Balanced, PlacementStrategy};
+use futures::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -21,12 +22,14 @@ use crate::coordinator::{LocalCommand, Release, Spec};
 use crate::events::Events;
 use crate::gating::GatingLease;
 use crate::handoff::Handoff;
+use crate::mailbox::{Handler, Inbox, Inboxes, Mailbox, MailboxLimits, Outbox};
 use crate::membership::{self, Judging, Keeper};
 use crate::region::{self, Host};
 use crate::settings::Settings;
 use crate::shared::{Ending, Parts, Shared};
 use crate::singleton::SingletonBuilder;
 use crate::status::Status;
+use crate::transport::Transport;
 use crate::{election, follow, record};
 
 /// The most commands of this process that wait for the leader's loop.
@@ -101,6 +104,8 @@ pub struct ClusterBuilder {
     settings: Settings,
     tables: Vec<(TableName, Spec)>,
     hosts: Vec<(TableName, Arc<dyn Host>)>,
+    handlers: Vec<(TableName, Arc<dyn Handler>)>,
+    mailing: Option<(Arc<dyn Transport>, MailboxLimits)>,
     handoffs: Vec<(TableName, Handoff)>,
     gating: Option<GatingLease>,
     clock: Arc<dyn Clock>,
@@ -135,6 +140,24 @@ impl ClusterBuilder {
     /// Hosts the shards of a table that this node owns; without it they are only shown as owned.
     pub fn host(mut self, table: TableName, host: Arc<dyn Host>) -> Self {
         self.hosts.push((table, host));
+        self
+    }
+
+    /// Hosts the shards of a table that this node owns, and handles the messages that are sent to them.
+    /// Every node that takes shards of the table needs one: elsewhere, messages wait in vain.
+    pub fn handler(mut self, table: TableName, handler: Arc<dyn Handler>) -> Self {
+        self.handlers.push((table, handler));
+        self
+    }
+
+    /// Sends and takes messages to shards through this transport, which listens at this node's address.
+    pub fn transport(self, transport: Arc<dyn Transport>) -> Self {
+        self.transport_with(transport, MailboxLimits::default())
+    }
+
+    /// As [`transport`](Self::transport), with other limits than the default ones.
+    pub fn transport_with(mut self, transport: Arc<dyn Transport>, limits: MailboxLimits) -> Self {
+        self.mailing = Some((transport, limits));
         self
     }
 
@@ -173,14 +196,15 @@ impl ClusterBuilder {
     /// # Errors
     /// `Invalid` for contradicting settings (one error names them all), a version that can't be compared
     /// where they prefer newer ones, a table that is named twice or reserved, a gating lease that is
-    /// reserved or whose times do not fit together, a host or handoff of a table that is not named, or a
-    /// node id under which another process is registered; `Misconfigured` where a table
-    /// exists with another header; and as the store answers.
+    /// reserved or whose times do not fit together, a host, handler or handoff of a table that is not
+    /// named, a handler without a transport, or a node id under which another process is registered;
+    /// `Misconfigured` where a table exists with another header; and as the store answers.
     ///
     /// # Cancel safety
     /// The node may be registered, until its TTL has passed.
     pub async fn start(self) -> Result<Cluster> {
-        let Self { stores, node, settings, tables, hosts, handoffs, gating, clock, replace } = self;
+        let Self { stores, node, settings, tables, hosts, .. } = self;
+        let Self { handlers, mailing, handoffs, gating, clock, replace, .. } = self;
         settings.validate()?;
         let mut specs = BTreeMap::new();
         for (name, spec) in tables {
@@ -197,12 +221,25 @@ impl ClusterBuilder {
         for (name, handoff) in handoffs {
             specs.get_mut(&name).ok_or_else(|| unknown(&name))?.handoff = handoff;
         }
-        let mut regions = BTreeMap::new();
-        for (name, host) in hosts {
+        let limits = mailing.as_ref().map_or(MailboxLimits::default(), |(_, limits)| *limits);
+        let mut inboxes = BTreeMap::new();
+        let mut regions: Vec<(TableName, Arc<dyn Host>)> = hosts;
+        for (name, handler) in handlers {
+            if mailing.is_none() {
+                let why = "a table with a handler needs a transport; name one";
+                return Err(Error::invalid("start", why).resource(&name));
+            }
+            let budget = settings.stop_budget();
+            let inbox = Arc::new(Inbox::new(handler, Arc::clone(&clock), budget, limits));
+            inboxes.insert(name.clone(), Arc::clone(&inbox));
+            regions.push((name, inbox));
+        }
+        let mut hosts = BTreeMap::new();
+        for (name, host) in regions {
             if !specs.contains_key(&name) {
                 return Err(unknown(&name));
             }
-            if regions.insert(name.clone(), host).is_some() {
+            if hosts.insert(name.clone(), host).is_some() {
                 let why = "the table has two hosts on this node; name one";
                 return Err(Error::invalid("start", why).resource(&name));
             }
@@ -230,8 +267,48 @@ impl ClusterBuilder {
             gate.check(&shared)?;
         }
         check_headers(&shared).await?;
+        let mail = Mail::new(&shared, mailing, inboxes);
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
-        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, regions, &cluster)) })
+        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, hosts, mail, &cluster)) })
+    }
+}
+
+/// What a node sends and takes messages with; nothing without a transport.
+struct Mail {
+    transport: Option<Arc<dyn Transport>>,
+    outboxes: BTreeMap<TableName, Arc<Outbox>>,
+}
+
+impl Mail {
+    fn new(
+        shared: &Arc<Shared>,
+        mailing: Option<(Arc<dyn Transport>, MailboxLimits)>,
+        inboxes: BTreeMap<TableName, Arc<Inbox>>,
+    ) -> Self {
+        let Some((transport, limits)) = mailing else {
+            return Self { transport: None, outboxes: BTreeMap::new() };
+        };
+        let outbox = |(name, spec): (&TableName, &Spec)| {
+            let (transport, inbox) = (Arc::clone(&transport), inboxes.get(name).cloned());
+            let shards = spec.header.shards;
+            let shared = Arc::clone(shared);
+            let outbox = Outbox::new(shared, name.clone(), shards, limits, transport, inbox);
+            (name.clone(), outbox)
+        };
+        let outboxes = shared.specs.iter().map(outbox).collect();
+        transport.serve(Arc::new(Inboxes(inboxes)));
+        Self { transport: Some(transport), outboxes }
+    }
+
+    /// What waits is told so, what is on its way may end, and what was taken is answered.
+    async fn close(self: Arc<Self>, shared: Arc<Shared>) {
+        shared.stop.cancelled().await;
+        let limit = shared.settings.stop_budget();
+        join_all(self.outboxes.values().map(|outbox| outbox.close(limit))).await;
+        shared.unhosted.cancelled().await;
+        if let Some(transport) = &self.transport {
+            transport.close().await;
+        }
     }
 }
 
@@ -267,6 +344,7 @@ struct Inner {
     shared: Arc<Shared>,
     tasks: TaskTracker,
     local: mpsc::Sender<LocalCommand>,
+    mail: Arc<Mail>,
     /// What came of the deregistration.
     farewell: Arc<Mutex<Option<Error>>>,
 }
@@ -276,6 +354,7 @@ impl Inner {
         shared: Arc<Shared>,
         keeper: Keeper,
         mut hosts: BTreeMap<TableName, Arc<dyn Host>>,
+        mail: Mail,
         cluster: &ClusterName,
     ) -> Self {
         let tasks = TaskTracker::new();
@@ -308,9 +387,11 @@ impl Inner {
         if shared.settings.candidate {
             tasks.spawn(membership::watch_nodes(Arc::clone(&shared)).instrument(span.clone()));
         }
+        let mail = Arc::new(mail);
+        tasks.spawn(Arc::clone(&mail).close(Arc::clone(&shared)).instrument(span.clone()));
         tasks.spawn(election::run(Arc::clone(&shared), commands).instrument(span));
         tasks.close();
-        Self { shared, tasks, local, farewell }
+        Self { shared, tasks, local, mail, farewell }
     }
 }
 
@@ -329,6 +410,8 @@ impl Cluster {
             settings: Settings::default(),
             tables: Vec::new(),
             hosts: Vec::new(),
+            handlers: Vec::new(),
+            mailing: None,
             handoffs: Vec::new(),
             gating: None,
             clock: Arc::new(BootClock::new()),
@@ -388,6 +471,17 @@ impl Cluster {
     pub fn owner(&self, table: &TableName, key: impl AsRef<[u8]>) -> Option<NodeEntry> {
         let map = self.map(table)?;
         map.owner(shard_of(key, map.header().shards)).cloned()
+    }
+
+    /// The way to send messages to a table's shards.
+    ///
+    /// # Errors
+    /// `Invalid` for a table that this node does not name, or a node without a
+    /// [transport](ClusterBuilder::transport).
+    pub fn mailbox(&self, table: &TableName) -> Result<Mailbox> {
+        let why = "it is no table of this node, or the node has no transport";
+        let outbox = self.inner.mail.outboxes.get(table).cloned();
+        outbox.map(Mailbox).ok_or_else(|| Error::invalid("mailbox", why).resource(table))
     }
 
     /// Whether this node leads now. It reads the clock, and no store.

@@ -25,8 +25,8 @@
 //! one's way: what it has written stays in force while nobody leads.
 //!
 //! Reading order: [`Cluster`] and [`Settings`] (how a node is started), [`Status`] and [`EventKind`]
-//! (what it shows), [`Host`] (how shards are run), [`singleton`] (a job on one node), [`Command`] and
-//! [`Refusal`] (what can be asked of it),
+//! (what it shows), [`Host`] (how shards are run), [`mailbox`] (how they are sent messages), [`singleton`]
+//! (a job on one node), [`Command`] and [`Refusal`] (what can be asked of it),
 //! [`invariants`] (what each map keeps before it is published). Inside: `coordinator/machine.rs`, then
 //! `roster.rs`, `placing.rs` and `moving.rs`; on the node's side `region/hosting.rs`.
 //!
@@ -70,6 +70,12 @@
 //! new owner is published once the old one has reported it stopped, or can't host any more by the
 //! clock of its own registration. A table without a host is only shown as owned.
 //!
+//! # Messages
+//!
+//! A host that is also a [`Handler`] is sent messages: [`Cluster::mailbox`] asks a key's shard wherever it
+//! is hosted, waits while it moves, and keeps the order. [`mailbox`] says what is promised; [`transport`]
+//! carries the messages from one process to another.
+//!
 //! # A job on one node
 //!
 //! [`Cluster::singleton`] runs a job on whichever node holds its lease; [`singleton`] does so without a
@@ -92,9 +98,9 @@
 //!
 //! # What is not there yet
 //!
-//! Mailboxes and transport; [`downing`], [`detector`] and [`poison`] are there as machines that nothing
-//! drives yet. Every node stands for election unless its setting `candidate` is false. A table that is
-//! deleted while its shards are hosted begins another life that knows nothing of them.
+//! [`downing`], [`detector`] and [`poison`] are there as machines that nothing drives yet. Every node stands
+//! for election unless its setting `candidate` is false. A table that is deleted while its shards are hosted
+//! begins another life that knows nothing of them.
 
 mod cluster;
 mod commands;
@@ -109,6 +115,7 @@ mod gate;
 mod gating;
 mod handoff;
 pub mod invariants;
+pub mod mailbox;
 mod membership;
 mod observer;
 pub mod poison;
@@ -119,12 +126,15 @@ mod shared;
 pub mod singleton;
 mod status;
 mod telemetry;
+pub mod transport;
 
 pub use cluster::{Cluster, ClusterBuilder, Stores};
 pub use commands::{Command, Done, Joining, Refusal, Reply};
 pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated, Misfit};
 pub use handoff::Handoff;
+pub use mailbox::{AskError, Handler, Mail, Mailbox, MailboxLimits};
 pub use region::{Host, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
 pub use singleton::Singleton;
 pub use status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};
+pub use transport::{TcpTransport, Transport};

@@ -143,6 +143,11 @@ impl ShardFence {
         }
     }
 
+    /// The run of this process that hosts the shard.
+    pub(crate) fn run_of(&self) -> Incarnation {
+        self.0.run
+    }
+
     fn end(&self) {
         self.0.ended.send_replace(true);
     }

@@ -7,6 +7,8 @@ mod faults;
 mod gating;
 mod handoff;
 mod leaders;
+mod mailbox;
 mod singleton;
 mod succession;
+mod tcp;
 mod timing;

@@ -1,0 +1,210 @@
+//! Performs what [`Lanes`] decides, for one table of one node.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coord_core::{
+    Effect, Incarnation, Moment, MotionPhase, ShardCount, ShardId, ShardMap, TableName,
+};
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::envelope::{Answer, Letter};
+use super::inbox::Inbox;
+use super::lanes::{Ending, Full, Lanes, Number, Outcome, Route, Step, Target, Withdrawn};
+use super::{MailboxLimits, SenderRun};
+use crate::handoff::Handoff;
+use crate::record::TableNote;
+use crate::shared::{SLEEP_MAX, Shared};
+use crate::transport::Transport;
+
+/// The messages that one node sends to one table.
+pub(crate) struct Outbox {
+    shared: Arc<Shared>,
+    table: TableName,
+    shards: ShardCount,
+    pub(super) limits: MailboxLimits,
+    sender: SenderRun,
+    transport: Arc<dyn Transport>,
+    /// Where messages go whose owner is this very run.
+    inbox: Option<Arc<Inbox>>,
+    lanes: Mutex<Lanes<oneshot::Sender<Ending>>>,
+    tasks: TaskTracker,
+    runtime: Handle,
+    /// Nothing is sent any more.
+    closed: CancellationToken,
+    /// What is on its way is given up.
+    cut: CancellationToken,
+}
+
+impl Outbox {
+    /// To be called inside a runtime.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        table: TableName,
+        shards: ShardCount,
+        limits: MailboxLimits,
+        transport: Arc<dyn Transport>,
+        inbox: Option<Arc<Inbox>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            shared,
+            table,
+            shards,
+            limits,
+            // As random as a run, and another one than this node's: that one may change under way.
+            sender: SenderRun(Incarnation::random().as_u128()),
+            transport,
+            inbox,
+            lanes: Mutex::new(Lanes::new(limits)),
+            tasks: TaskTracker::new(),
+            runtime: Handle::current(),
+            closed: CancellationToken::new(),
+            cut: CancellationToken::new(),
+        })
+    }
+
+    pub(super) fn shards(&self) -> ShardCount {
+        self.shards
+    }
+
+    pub(super) fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    pub(super) fn deadline(&self, limit: Duration) -> Moment {
+        self.shared.clock.now().plus(limit)
+    }
+
+    pub(super) async fn sleep_until(&self, until: Moment) {
+        self.shared.sleep_until(until).await;
+    }
+
+    pub(super) fn push(
+        self: &Arc<Self>,
+        shard: ShardId,
+        payload: Bytes,
+        deadline: Moment,
+    ) -> Result<(Number, oneshot::Receiver<Ending>), Full> {
+        let (waiter, told) = oneshot::channel();
+        let taken = self.lanes().push(shard, payload, deadline, waiter)?;
+        if taken.is_first {
+            self.tasks.spawn_on(Arc::clone(self).drive(shard), &self.runtime);
+        }
+        Ok((taken.number, told))
+    }
+
+    pub(super) fn withdraw(&self, shard: ShardId, number: Number) -> Withdrawn {
+        self.lanes().withdraw(shard, number)
+    }
+
+    /// Tells all that wait that nothing is sent any more, and waits for what is on its way, but not
+    /// longer than this.
+    pub(crate) async fn close(&self, limit: Duration) {
+        self.lanes().close();
+        self.closed.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
+            self.cut.cancel();
+            self.tasks.wait().await;
+        }
+    }
+
+    /// Drives the lane of a shard until nothing waits in it.
+    async fn drive(self: Arc<Self>, shard: ShardId) {
+        let Some(mut maps) = self.shared.maps.get(&self.table).map(watch::Sender::subscribe) else {
+            return;
+        };
+        loop {
+            let now = self.shared.clock.now();
+            let route = route(maps.borrow_and_update().as_deref(), shard);
+            let step = self.lanes().next(shard, &route, now);
+            match step {
+                Step::Idle => return,
+                // Whoever does not wait any more is told nothing.
+                Step::Tell(waiter, ending) => drop(waiter.send(ending)),
+                Step::Wait(until) => {
+                    let until = until.unwrap_or(now.plus(SLEEP_MAX));
+                    tokio::select! {
+                        biased;
+                        () = self.cut.cancelled() => return,
+                        () = self.closed.cancelled(), if !self.closed.is_cancelled() => {}
+                        Ok(()) = maps.changed() => {}
+                        () = self.shared.sleep_until(until.min(now.plus(SLEEP_MAX))) => {}
+                    }
+                }
+                Step::Send { number, target, payload, deadline } => {
+                    let outcome = tokio::select! {
+                        biased;
+                        () = self.cut.cancelled() => return,
+                        outcome = self.attempt(shard, number, target, payload) => outcome,
+                        () = self.shared.sleep_until(deadline) => Outcome::Late,
+                    };
+                    let now = self.shared.clock.now();
+                    let told = self.lanes().on_outcome(shard, number, outcome, now);
+                    if let Some((waiter, ending)) = told {
+                        drop(waiter.send(ending));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        shard: ShardId,
+        number: Number,
+        target: Target,
+        payload: Bytes,
+    ) -> Outcome {
+        let Target { run, address, uid, epoch } = target;
+        let (table, sender) = (self.table.clone(), self.sender);
+        let letter = Letter { table, uid, shard, epoch, to: run, sender, number, payload };
+        let here = *self.shared.registered.borrow() == Some(run);
+        if let Some(inbox) = self.inbox.as_ref().filter(|_| here) {
+            // In a task of its own: that the caller's time is over is no reason to drop a handler.
+            let inbox = Arc::clone(inbox);
+            let taken = self.tasks.spawn_on(async move { inbox.take(letter).await }, &self.runtime);
+            return taken
+                .await
+                .map_or_else(|error| Outcome::Lost(error.to_string()), Outcome::from);
+        }
+        match self.transport.call(&address, letter.write()).await.map(Answer::read) {
+            Ok(Ok(answer)) => answer.into(),
+            Ok(Err(error)) => Outcome::Lost(error.to_string()),
+            Err(error) if error.effect() == Effect::None => {
+                tracing::debug!(table = %self.table, %shard, %error, "a message can't be sent now");
+                Outcome::NotSent
+            }
+            Err(error) => Outcome::Lost(error.to_string()),
+        }
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes<oneshot::Sender<Ending>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where messages to a shard go by this map: to its primary.
+fn route(map: Option<&ShardMap>, shard: ShardId) -> Route {
+    let Some((map, owner)) = map.and_then(|map| Some((map, map.owner(shard)?))) else {
+        return Route::Nowhere;
+    };
+    let target = Target {
+        run: owner.incarnation,
+        address: owner.address.clone(),
+        uid: map.uid(),
+        epoch: map.epoch(shard),
+    };
+    let leaves = map.motions().get(&shard).is_some_and(|motions| {
+        motions.iter().any(|motion| motion.replica == 0 && motion.phase == MotionPhase::MovingTo)
+    });
+    // The annex is read only while the shard moves.
+    if leaves && TableNote::read(map.annex()).handoff != Handoff::MakeBeforeBreak {
+        return Route::Moving(target);
+    }
+    Route::To(target)
+}

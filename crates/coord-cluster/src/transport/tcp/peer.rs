@@ -1,0 +1,281 @@
+//! The client's side: one connection to one other process, made again when it broke.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coord_core::{Address, Error, ErrorKind, Result};
+use futures::{SinkExt, StreamExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+
+use super::frame::{Frame, Id};
+use super::{Shared, VERSION, lock};
+
+/// The first pause after a connection could not be made; it doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long nobody asks before the task for an address ends.
+const IDLE: Duration = Duration::from_secs(300);
+
+type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
+type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
+
+/// The way to one other process.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    to: Address,
+    calls: mpsc::Sender<Call>,
+    in_flight: Arc<Semaphore>,
+}
+
+/// A request, and who waits for its answer.
+#[derive(Debug)]
+struct Call {
+    request: Bytes,
+    waiter: Waiter,
+}
+
+/// Tells its caller in any case: what is dropped was not sent, or has an unknown effect.
+#[derive(Debug)]
+struct Waiter {
+    to: Address,
+    tell: Option<oneshot::Sender<Result<Bytes>>>,
+    sent: bool,
+}
+
+impl Waiter {
+    fn tell(mut self, answer: Result<Bytes>) {
+        if let Some(tell) = self.tell.take() {
+            // Nobody may be waiting any more.
+            drop(tell.send(answer));
+        }
+    }
+
+    fn not_sent(mut self) {
+        self.sent = false;
+    }
+
+    fn waits(&self) -> bool {
+        self.tell.as_ref().is_some_and(|tell| !tell.is_closed())
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let Some(tell) = self.tell.take() else { return };
+        let error = if self.sent {
+            Error::unavailable("call", "the connection broke before the answer came")
+        } else {
+            Error::new(ErrorKind::Unavailable, "call").message("there is no connection")
+        };
+        drop(tell.send(Err(error.resource(&self.to))));
+    }
+}
+
+impl Peer {
+    pub(super) fn start(shared: Arc<Shared>, to: Address) -> Self {
+        let in_flight = shared.limits.in_flight_max;
+        let (calls, receiver) = mpsc::channel(in_flight.min(Semaphore::MAX_PERMITS));
+        let tasks = shared.tasks.clone();
+        tasks.spawn(Link { shared, to: to.clone(), failures: 0 }.run(receiver));
+        Self {
+            to,
+            calls,
+            in_flight: Arc::new(Semaphore::new(in_flight.min(Semaphore::MAX_PERMITS))),
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.calls.is_closed()
+    }
+
+    pub(super) async fn call(&self, request: Bytes) -> Result<Bytes> {
+        let _permit = self.in_flight.acquire().await;
+        let (tell, told) = oneshot::channel();
+        let waiter = Waiter { to: self.to.clone(), tell: Some(tell), sent: false };
+        // One that is not taken is dropped, and says so.
+        let _taken = self.calls.send(Call { request, waiter }).await;
+        told.await.unwrap_or_else(|_dropped| {
+            Err(Error::new(ErrorKind::Internal, "call").message("nobody answered").effect_unknown())
+        })
+    }
+}
+
+/// What makes and keeps the connection.
+struct Link {
+    shared: Arc<Shared>,
+    to: Address,
+    failures: u32,
+}
+
+/// Why a connection is over.
+struct Over;
+
+impl Link {
+    async fn run(mut self, mut calls: mpsc::Receiver<Call>) {
+        let closing = self.shared.closing.clone();
+        tokio::select! {
+            biased;
+            () = closing.cancelled() => {}
+            () = self.keep(&mut calls) => {}
+        }
+    }
+
+    async fn keep(&mut self, calls: &mut mpsc::Receiver<Call>) {
+        while let Ok(Some(first)) = timeout(IDLE, calls.recv()).await {
+            let limit = self.shared.limits.connect_timeout;
+            let connected = timeout(limit, self.connect()).await.unwrap_or_else(|_elapsed| {
+                Err(self.error(
+                    ErrorKind::Unavailable,
+                    format!("no connection in time limit={limit:?}"),
+                ))
+            });
+            match connected {
+                Ok((reader, writer)) => {
+                    self.failures = 0;
+                    self.converse(reader, writer, first, calls).await;
+                }
+                Err(error) => {
+                    let kind = error.kind();
+                    let why = error.message_text().to_owned();
+                    first.waiter.tell(Err(error));
+                    self.refuse_for_a_while(calls, kind, &why).await;
+                }
+            }
+        }
+    }
+
+    /// Whoever asks meanwhile is told at once.
+    async fn refuse_for_a_while(
+        &mut self,
+        calls: &mut mpsc::Receiver<Call>,
+        kind: ErrorKind,
+        why: &str,
+    ) {
+        let pause = PAUSE_MIN.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
+        self.failures = self.failures.saturating_add(1);
+        let over = Instant::now() + pause;
+        while let Ok(Some(call)) = tokio::time::timeout_at(over, calls.recv()).await {
+            call.waiter.tell(Err(self.error(kind, why.to_owned())));
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, why: String) -> Error {
+        Error::new(kind, "call").message(why).resource(&self.to)
+    }
+
+    async fn connect(&self) -> Result<(Reader, Writer)> {
+        let failed = |error: std::io::Error| {
+            self.error(ErrorKind::Unavailable, format!("no connection: {error}"))
+        };
+        let stream = TcpStream::connect(self.to.as_str()).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let (read, write) = stream.into_split();
+        let codec = self.shared.limits.codec();
+        let (mut reader, mut writer) =
+            (FramedRead::new(read, codec.clone()), FramedWrite::new(write, codec));
+        let hello = Frame::Hello(VERSION, self.shared.cluster.clone());
+        writer.send(hello.write()).await.map_err(failed)?;
+        let reply = reader.next().await.transpose().map_err(failed)?;
+        match reply.map(|bytes| Frame::read(bytes.freeze())).transpose() {
+            Ok(Some(Frame::Welcome)) => Ok((reader, writer)),
+            Ok(Some(Frame::Refused(why))) => Err(self.error(ErrorKind::Misconfigured, why)),
+            Ok(None) => Err(self.error(ErrorKind::Unavailable, "closed at once".to_owned())),
+            _ => {
+                let why = "it does not speak coord's transport".to_owned();
+                Err(self.error(ErrorKind::Misconfigured, why))
+            }
+        }
+    }
+
+    /// Sends requests and takes answers until the connection is over. Whoever still waits then is told
+    /// when the table of them is dropped.
+    async fn converse(
+        &self,
+        reader: Reader,
+        writer: Writer,
+        first: Call,
+        calls: &mut mpsc::Receiver<Call>,
+    ) {
+        let pending = Mutex::new(BTreeMap::new());
+        // Side by side, for neither may wait for the other: both ends could be full.
+        let sending = self.send(writer, &pending, first, calls);
+        let taking = self.take(reader, &pending);
+        tokio::select! {
+            Over = sending => {}
+            Over = taking => {}
+        }
+    }
+
+    async fn send(
+        &self,
+        mut writer: Writer,
+        pending: &Mutex<BTreeMap<Id, Waiter>>,
+        first: Call,
+        calls: &mut mpsc::Receiver<Call>,
+    ) -> Over {
+        let mut pings = tokio::time::interval(self.shared.limits.silence / 3);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut call, mut last) = (Some(first), 0);
+        loop {
+            let frame = if let Some(Call { request, mut waiter }) = call.take() {
+                if !waiter.waits() {
+                    continue;
+                }
+                last += 1;
+                waiter.sent = true;
+                lock(pending).insert(last, waiter);
+                Frame::Request(last, request)
+            } else {
+                tokio::select! {
+                    biased;
+                    next = calls.recv() => match next {
+                        Some(next) => { call = Some(next); continue }
+                        None => return Over,
+                    },
+                    _ = pings.tick() => Frame::Ping,
+                }
+            };
+            if writer.feed(frame.write()).await.is_err() {
+                return Over;
+            }
+            call = calls.try_recv().ok();
+            if call.is_none() && SinkExt::<Bytes>::flush(&mut writer).await.is_err() {
+                return Over;
+            }
+        }
+    }
+
+    async fn take(&self, mut reader: Reader, pending: &Mutex<BTreeMap<Id, Waiter>>) -> Over {
+        let silence = self.shared.limits.silence;
+        while let Ok(Some(Ok(bytes))) = timeout(silence, reader.next()).await {
+            match Frame::read(bytes.freeze()) {
+                Ok(Frame::Answer(id, answer)) => {
+                    let waiter = lock(pending).remove(&id);
+                    if let Some(waiter) = waiter {
+                        waiter.tell(Ok(answer));
+                    }
+                }
+                Ok(Frame::Failed(id, why)) => {
+                    let waiter = lock(pending).remove(&id);
+                    if let Some(waiter) = waiter {
+                        waiter.tell(Err(self.error(ErrorKind::Unavailable, why).effect_unknown()));
+                    }
+                }
+                Ok(Frame::Pong) => {}
+                Ok(Frame::Goodbye(last)) => {
+                    let not_taken = lock(pending).split_off(&(last.saturating_add(1)));
+                    not_taken.into_values().for_each(Waiter::not_sent);
+                    return Over;
+                }
+                _ => return Over,
+            }
+        }
+        Over
+    }
+}
