@@ -19,6 +19,8 @@ use tracing::Instrument;
 
 use crate::commands::{Command, Refusal, Reply};
 use crate::coordinator::{LocalCommand, Release, Spec};
+use crate::detector::{FailureDetector, Probe};
+use crate::downing::Watchman;
 use crate::events::Events;
 use crate::gating::GatingLease;
 use crate::handoff::Handoff;
@@ -110,6 +112,8 @@ pub struct ClusterBuilder {
     gating: Option<GatingLease>,
     clock: Arc<dyn Clock>,
     replace: Replace,
+    probe: Option<Arc<dyn Probe>>,
+    detector: Option<Box<dyn FailureDetector>>,
 }
 
 impl ClusterBuilder {
@@ -191,21 +195,38 @@ impl ClusterBuilder {
         self
     }
 
+    /// Asking the other members by this whether they are there, where downing is chosen. Without it a
+    /// node is unreachable once its heartbeats in Discovery have stopped, which everybody who reaches the
+    /// store sees alike: then downing has nothing to decide but after mass failures.
+    pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// Judging by this detector who can be reached, instead of by the one that the settings name.
+    pub fn detector(mut self, detector: Box<dyn FailureDetector>) -> Self {
+        self.detector = Some(detector);
+        self
+    }
+
     /// Checks the settings, registers the node and starts its runtime.
     ///
     /// # Errors
     /// `Invalid` for contradicting settings (one error names them all), a version that can't be compared
     /// where they prefer newer ones, a table that is named twice or reserved, a gating lease that is
     /// reserved or whose times do not fit together, a host, handler or handoff of a table that is not
-    /// named, a handler without a transport, or a node id under which another process is registered;
-    /// `Misconfigured` where a table exists with another header; and as the store answers.
+    /// named, a handler without a transport, a probe or a detector without downing, or a node id under
+    /// which another process is registered; `Misconfigured` where a table exists with another header; and
+    /// as the store answers.
     ///
     /// # Cancel safety
     /// The node may be registered, until its TTL has passed.
     pub async fn start(self) -> Result<Cluster> {
         let Self { stores, node, settings, tables, hosts, .. } = self;
         let Self { handlers, mailing, handoffs, gating, clock, replace, .. } = self;
+        let Self { probe, detector, .. } = self;
         settings.validate()?;
+        let watchman = Watchman::new(&settings, probe, detector)?;
         let mut specs = BTreeMap::new();
         for (name, spec) in tables {
             if name.is_reserved() || specs.contains_key(&name) {
@@ -269,7 +290,7 @@ impl ClusterBuilder {
         check_headers(&shared).await?;
         let mail = Mail::new(&shared, mailing, inboxes);
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
-        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, hosts, mail, &cluster)) })
+        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, hosts, mail, watchman, &cluster)) })
     }
 }
 
@@ -355,6 +376,7 @@ impl Inner {
         keeper: Keeper,
         mut hosts: BTreeMap<TableName, Arc<dyn Host>>,
         mail: Mail,
+        watchman: Option<Watchman>,
         cluster: &ClusterName,
     ) -> Self {
         let tasks = TaskTracker::new();
@@ -384,11 +406,14 @@ impl Inner {
         for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
             tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
         }
-        if shared.settings.candidate {
+        if shared.settings.candidate || watchman.is_some() {
             tasks.spawn(membership::watch_nodes(Arc::clone(&shared)).instrument(span.clone()));
         }
         let mail = Arc::new(mail);
         tasks.spawn(Arc::clone(&mail).close(Arc::clone(&shared)).instrument(span.clone()));
+        if let Some(watchman) = watchman {
+            tasks.spawn(watchman.watch(Arc::clone(&shared)).instrument(span.clone()));
+        }
         tasks.spawn(election::run(Arc::clone(&shared), commands).instrument(span));
         tasks.close();
         Self { shared, tasks, local, mail, farewell }
@@ -416,6 +441,8 @@ impl Cluster {
             gating: None,
             clock: Arc::new(BootClock::new()),
             replace: Replace::No,
+            probe: None,
+            detector: None,
         }
     }
 

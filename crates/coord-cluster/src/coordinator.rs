@@ -12,7 +12,7 @@ mod roster;
 mod succession;
 
 pub(crate) use driver::{Ended, LocalCommand, lead};
-pub(crate) use machine::Spec;
+pub(crate) use machine::{Spec, Verdict};
 pub(crate) use release::Release;
 
 #[cfg(test)]

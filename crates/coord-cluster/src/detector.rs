@@ -5,6 +5,7 @@
 
 mod heartbeat_age;
 mod phi;
+mod probe;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use coord_core::{Incarnation, Moment, NodeId};
 
 pub use self::heartbeat_age::HeartbeatAge;
 pub use self::phi::{PHI_MAX, PhiAccrual, PhiSettings};
+pub use self::probe::Probe;
 use crate::downing::Reach;
 
 /// Judges from heartbeats whether nodes can be reached.

@@ -1,4 +1,7 @@
-//! Downing: in a network partition, which side goes on. Pure: `now` is an argument.
+//! Downing: in a network partition, which side goes on.
+//!
+//! The decisions are pure: `now` is an argument. Where [`Settings::downing`](crate::Settings::downing) is
+//! chosen, every node of a cluster drives them.
 //!
 //! ```text
 //!   FailureDetector ──► rows: whom each node reaches ─┐
@@ -7,6 +10,9 @@
 //!                                                       Stay · Wait · AskLease · ReleaseLease
 //!                                                       Down(these) · DownSelf(why)
 //! ```
+//!
+//! `peers.rs` asks whom it reaches, `scene.rs` makes the view from the watches, and `watchman.rs` carries
+//! the steps out.
 //!
 //! Both sides of a partition decide alone and have to come to the same answer. So a decision depends
 //! only on what both have seen alike: the members before the partition, their ages and roles. Ties
@@ -37,7 +43,9 @@
 //! partly connected is ours.
 
 mod machine;
+mod peers;
 mod posture;
+mod scene;
 mod settings;
 mod sides;
 mod stability;
@@ -45,9 +53,11 @@ mod strategy;
 #[cfg(test)]
 mod tests;
 mod view;
+mod watchman;
 
 pub use machine::{Downing, LeaseAnswer, Step, Why};
 pub use posture::{Posture, Reach};
-pub use settings::{DowningSettings, Strategy, Unstable};
+pub use settings::{Detecting, DowningSettings, Strategy, Unstable};
 pub use strategy::Warning;
 pub use view::{Member, View};
+pub(crate) use watchman::{Watchman, heed_verdict};

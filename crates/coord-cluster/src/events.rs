@@ -12,6 +12,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
+use crate::downing::{Posture, Why};
 use crate::status::{ClusterState, Gating};
 
 /// How many shards an event names when it is written for people.
@@ -239,6 +240,32 @@ pub enum EventKind {
     StoreAway,
     /// The store answers again.
     StoreBack,
+    /// What this node makes of whom it reaches has changed.
+    PostureChanged {
+        /// The posture before.
+        from: Posture,
+        /// The posture now.
+        to: Posture,
+        /// The members that it does not reach.
+        unreachable: Arc<[NodeId]>,
+    },
+    /// This node's side of a partition goes on, and these nodes go down.
+    NodesDowned {
+        /// Which nodes.
+        nodes: Arc<[NodeId]>,
+        /// By which strategy.
+        strategy: String,
+    },
+    /// This node goes down: it stops its shards, leads no more, deregisters and ends.
+    WentDown {
+        /// Why.
+        why: Why,
+    },
+    /// The settings of downing don't suit the members that there are: at a partition all would go down.
+    DowningUnfit {
+        /// How.
+        why: String,
+    },
 }
 
 impl fmt::Display for EventKind {
@@ -310,6 +337,16 @@ impl fmt::Display for EventKind {
             Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),
             Self::StoreAway => f.write_str("the store is away"),
             Self::StoreBack => f.write_str("the store is back"),
+            Self::PostureChanged { from, to, unreachable } => {
+                write!(f, "this node was {from} and is {to}")?;
+                name(f, ", it does not reach", unreachable)
+            }
+            Self::NodesDowned { nodes, strategy } => {
+                write!(f, "this side goes on by {strategy}")?;
+                name(f, " and downs", nodes)
+            }
+            Self::WentDown { why } => write!(f, "this node goes down: {why}"),
+            Self::DowningUnfit { why } => write!(f, "downing can't decide: {why}"),
         }
     }
 }
@@ -336,6 +373,19 @@ impl fmt::Display for Misfit {
                 write!(f, "was made with {shards} shards of {replicas} owners each")
             }
         }
+    }
+}
+
+/// Names the first of these nodes, if there are any.
+fn name(f: &mut fmt::Formatter<'_>, what: &str, nodes: &[NodeId]) -> fmt::Result {
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    f.write_str(what)?;
+    nodes.iter().take(NAMED_MAX).try_for_each(|node| write!(f, " {node}"))?;
+    match nodes.len().saturating_sub(NAMED_MAX) {
+        0 => Ok(()),
+        more => write!(f, " and {more} more"),
     }
 }
 

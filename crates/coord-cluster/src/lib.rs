@@ -96,11 +96,16 @@
 //! [`newer_leads_after`](Settings::newer_leads_after) a leader hands over by itself, to a newer version of the
 //! service.
 //!
+//! # Partitions
+//!
+//! Where [`Settings::downing`] is chosen, each node decides by a [`downing`] strategy whether its side of a
+//! partition goes on; a [`Probe`](detector::Probe) tells it whom it reaches.
+//!
 //! # What is not there yet
 //!
-//! [`downing`], [`detector`] and [`poison`] are there as machines that nothing drives yet. Every node stands
-//! for election unless its setting `candidate` is false. A table that is deleted while its shards are hosted
-//! begins another life that knows nothing of them.
+//! [`poison`] is there as a machine that nothing drives yet. Every node stands for election unless its setting
+//! `candidate` is false. A table that is deleted while its shards are hosted begins another life that knows
+//! nothing of them.
 
 mod cluster;
 mod commands;

@@ -18,6 +18,7 @@ use rand::{RngExt, SeedableRng};
 pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
 use self::registration::{RegistrarOutcome, Times};
 pub(crate) use self::view::{Absence, Judging, MayRun, Presence, View};
+use crate::downing;
 use crate::gate::Standing;
 use crate::shared::{Ending, Shared};
 use crate::telemetry;
@@ -80,10 +81,12 @@ impl Keeper {
     pub(crate) async fn keep(mut self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut reports = shared.reports.subscribe();
+        let mut row = shared.row.subscribe();
         loop {
             self.clear_out().await;
             let now = shared.clock.now();
             self.registrar.on_reports(&reports.borrow_and_update(), now);
+            self.registrar.on_row(row.borrow_and_update().as_ref(), now);
             if self.registrar.registration().is_none() && shared.stop.is_cancelled() {
                 break;
             }
@@ -97,6 +100,7 @@ impl Keeper {
                     biased;
                     () = self.over() => break,
                     Ok(()) = reports.changed() => {}
+                    Ok(()) = row.changed() => {}
                     () = shared.sleep_until(until) => {}
                 },
                 RegistrarTurn::Do(step) => {
@@ -142,6 +146,13 @@ impl Keeper {
             () = shared.sleep_until(limit) => {
                 tracing::error!(node = %shared.node, "shards run on past the deadline");
                 self.registrar.join(shared.clock.now());
+            }
+        }
+        if shared.settings.downing.is_some() {
+            tokio::select! {
+                biased;
+                () = shared.stop.cancelled() => {}
+                () = downing::heed_verdict(&shared, run) => {}
             }
         }
     }

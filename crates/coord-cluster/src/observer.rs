@@ -11,6 +11,7 @@ use coord_core::{
     TableName, Term, Version,
 };
 
+use crate::downing::{Posture, Why};
 use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
 use crate::record::{ClusterRecord, Rebalance, TableNote};
 use crate::status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};
@@ -30,6 +31,9 @@ pub(crate) struct Observer {
     /// Whether there ever was an active node.
     had_nodes: bool,
     store_away: bool,
+    posture: Posture,
+    unreachable: Arc<[NodeId]>,
+    went_down: Option<Why>,
 }
 
 impl Observer {
@@ -45,6 +49,9 @@ impl Observer {
             state: ClusterState::Initializing,
             had_nodes: false,
             store_away: false,
+            posture: Posture::Normal,
+            unreachable: Arc::default(),
+            went_down: None,
         }
     }
 
@@ -115,6 +122,27 @@ impl Observer {
         self.store_away = away;
         let kind = if away { EventKind::StoreAway } else { EventKind::StoreBack };
         vec![Event::new(Cause::Local, kind)]
+    }
+
+    /// The newest version of `_cluster`.
+    pub(crate) fn cluster(&self) -> Option<&Arc<ShardMap>> {
+        self.cluster.as_ref()
+    }
+
+    /// Whom this node reaches, and what that means.
+    pub(crate) fn on_posture(&mut self, to: Posture, unreachable: Arc<[NodeId]>) -> Vec<Event> {
+        self.unreachable = Arc::clone(&unreachable);
+        let from = std::mem::replace(&mut self.posture, to);
+        if from == to {
+            return Vec::new();
+        }
+        vec![Event::new(Cause::Local, EventKind::PostureChanged { from, to, unreachable })]
+    }
+
+    /// This node goes down.
+    pub(crate) fn on_down(&mut self, why: Why) -> Vec<Event> {
+        self.went_down = Some(why);
+        vec![Event::new(Cause::Local, EventKind::WentDown { why })]
     }
 
     /// A version of `_cluster`, with what its annex says.
@@ -274,6 +302,9 @@ impl Observer {
                 .map(|(table, shards)| (table.clone(), shards.iter().copied().collect()))
                 .collect(),
             store_away: self.store_away,
+            posture: self.posture,
+            unreachable: self.unreachable.to_vec(),
+            went_down: self.went_down,
         }
     }
 }
@@ -533,7 +564,7 @@ mod tests {
         let cluster = after(&between, &nodes, &[]);
         let mut record = ClusterRecord::default();
         record.paused = true;
-        let failure = Failure { incarnation: run(1), why: "test".to_owned(), runs_on: None };
+        let failure = Failure::over(run(1), "test");
         record.note(&id("n2"), |note| note.failed = Some(failure));
         let events = observer.on_cluster(Some(Arc::clone(&cluster)), record.clone());
         let why = "test".to_owned();

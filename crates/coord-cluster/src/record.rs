@@ -78,6 +78,21 @@ pub(crate) struct Failure {
     /// shards stay where they are until this has passed on the leader's own clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) runs_on: Option<Ttl>,
+    /// It was downed: its process goes down when it reads this, and does not join again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) downed: bool,
+}
+
+impl Failure {
+    /// Nothing of the run goes on.
+    pub(crate) fn over(incarnation: Incarnation, why: impl Into<String>) -> Self {
+        Self { incarnation, why: why.into(), runs_on: None, downed: false }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Default for ClusterRecord {
@@ -107,6 +122,12 @@ impl ClusterRecord {
 
     pub(crate) fn write(&self) -> Result<Bytes> {
         write("write cluster record", &Self { format: FORMAT, ..self.clone() })
+    }
+
+    /// Whether this run of a node was downed.
+    pub(crate) fn downed(&self, node: &NodeId, run: Incarnation) -> bool {
+        let failed = self.nodes.get(node).and_then(|note| note.failed.as_ref());
+        failed.is_some_and(|failed| failed.downed && failed.incarnation == run)
     }
 
     /// Changes the note of a node, and drops it when nothing is left to remember.
@@ -184,7 +205,7 @@ pub(crate) fn write<T: Serialize>(operation: &'static str, value: &T) -> Result<
 mod tests {
     use super::*;
 
-    const GOLDEN: &str = r#"{"format":2,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000},"former":{"00000000000000000000000000000003":90000},"suspended":"00000000000000000000000000000004"}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3","stuck":{"orders":[7]}}"#;
+    const GOLDEN: &str = r#"{"format":2,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000},"former":{"00000000000000000000000000000003":90000},"suspended":"00000000000000000000000000000004"},"n5":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000005","why":"downed","downed":true}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3","stuck":{"orders":[7]}}"#;
     /// As the first format had it.
     const FIRST: &str = r#"{"format":1,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3"}"#;
 
@@ -204,12 +225,17 @@ mod tests {
                 incarnation: Incarnation::from_u128(2),
                 why: "operator".to_owned(),
                 runs_on: Some(Ttl::from_secs(90).expect("in range")),
+                downed: false,
             });
             note.former =
                 BTreeMap::from([(Incarnation::from_u128(3), Ttl::from_secs(90).expect("ttl"))]);
             note.suspended = Some(Incarnation::from_u128(4));
         });
         record.note(&node("n4"), |_note| {});
+        record.note(&node("n5"), |note| {
+            let failure = Failure::over(Incarnation::from_u128(5), "downed");
+            note.failed = Some(Failure { downed: true, ..failure });
+        });
         let table = TableName::new("orders").expect("name");
         record.pins.entry(table.clone()).or_default().insert(ShardId::new(7), node("n1"));
         record.failures.insert(table.clone(), "no room".to_owned());
@@ -221,6 +247,7 @@ mod tests {
 
         let first = ClusterRecord::read(&Bytes::from_static(FIRST.as_bytes())).expect("reads");
         record.stuck.clear();
+        record.nodes.remove(&node("n5"));
         record.note(&node("n2"), |note| {
             note.former.clear();
             note.suspended = None;

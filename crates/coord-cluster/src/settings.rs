@@ -1,10 +1,14 @@
 //! The settings of the runtime, validated together.
 
+mod layers;
+
 use std::time::Duration;
 
 use coord_core::{Error, ReplicationFactor, Result, ShardCount, TableHeader, Ttl};
 use serde::{Deserialize, Serialize};
 
+use self::layers::{merge, put, scalar};
+use crate::downing::{DowningSettings, Strategy};
 use crate::duration;
 
 /// What environment variables begin with: `COORD_CLUSTER_NODE_TTL=30s` sets `node_ttl`.
@@ -93,6 +97,9 @@ pub struct Settings {
     pub newer_leads_after: Option<Duration>,
     /// How many events wait for a slow listener before it misses some; 1024.
     pub event_buffer: usize,
+    /// Which side of a partition goes on; nothing is decided, and no node is probed, where it is unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub downing: Option<DowningSettings>,
 }
 
 impl Default for Settings {
@@ -123,6 +130,7 @@ impl Default for Settings {
             candidate: true,
             newer_leads_after: None,
             event_buffer: 1024,
+            downing: None,
         }
     }
 }
@@ -173,7 +181,9 @@ impl Settings {
         Self::default().with_variables(variables)?.with_toml(toml)
     }
 
-    /// Changed by the variables that begin with [`ENV_PREFIX`]; others are left alone.
+    /// Changed by the variables that begin with [`ENV_PREFIX`]; others are left alone. Those of downing go
+    /// on with `DOWNING_`: `COORD_CLUSTER_DOWNING_STABLE_AFTER=7s`, and for the strategy
+    /// `COORD_CLUSTER_DOWNING_STRATEGY=static-quorum` with `COORD_CLUSTER_DOWNING_QUORUM=3`.
     ///
     /// # Errors
     /// `Invalid`, naming the unknown variable or the value that does not fit.
@@ -184,7 +194,7 @@ impl Settings {
         let mut layer = toml::Table::new();
         for (name, text) in variables {
             if let Some(key) = name.as_ref().strip_prefix(ENV_PREFIX) {
-                layer.insert(key.to_ascii_lowercase(), scalar(text.as_ref()));
+                put(&mut layer, &key.to_ascii_lowercase(), scalar(text.as_ref()));
             }
         }
         self.with_layer(layer)
@@ -201,7 +211,7 @@ impl Settings {
 
     fn with_layer(self, layer: toml::Table) -> Result<Self> {
         let mut all = toml::Table::try_from(&self).map_err(|e| bad_settings(&e))?;
-        all.extend(layer);
+        merge(&mut all, layer);
         all.try_into().map_err(|e| bad_settings(&e))
     }
 
@@ -236,6 +246,7 @@ impl Settings {
         self.check_leases(&mut must);
         self.check_membership(&mut must);
         self.check_balance(&mut must);
+        self.check_downing(&mut must);
         if faults.is_empty() {
             return Ok(());
         }
@@ -367,18 +378,28 @@ impl Settings {
     }
 }
 
-/// The value that a variable's text stands for: a number or a truth value where it reads as one.
-fn scalar(text: &str) -> toml::Value {
-    if let Ok(number) = text.parse::<i64>() {
-        return toml::Value::Integer(number);
-    }
-    if let Ok(number) = text.parse::<f64>() {
-        return toml::Value::Float(number);
-    }
-    match text {
-        "true" => toml::Value::Boolean(true),
-        "false" => toml::Value::Boolean(false),
-        _ => toml::Value::String(text.to_owned()),
+impl Settings {
+    fn check_downing(&self, must: &mut impl FnMut(bool, String)) {
+        let Some(downing) = &self.downing else { return };
+        for fault in downing.faults() {
+            must(false, format!("downing: {fault}"));
+        }
+        let Strategy::LeaseMajority { patience, release_after, .. } = downing.strategy else {
+            return;
+        };
+        // It is the TTL of its lease: whoever wins and dies keeps the other side from winning after it.
+        must(
+            Ttl::new(release_after).is_ok(),
+            format!("downing: release_after {release_after:?} is not 1 s to 24 h"),
+        );
+        must(
+            self.request_timeout < release_after / 3 && self.request_timeout < patience,
+            format!(
+                "downing: request_timeout {:?} is not below patience {patience:?} and a third of \
+                 release_after {release_after:?}",
+                self.request_timeout
+            ),
+        );
     }
 }
 
@@ -389,6 +410,7 @@ fn bad_settings(error: &dyn std::error::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::downing::Detecting;
 
     #[test]
     fn the_presets_are_valid() {
@@ -448,8 +470,59 @@ mod tests {
     }
 
     #[test]
+    fn downing_is_off_until_it_is_chosen_in_any_of_the_three_places() {
+        assert_eq!(Settings::default().downing, None);
+        let chosen = Settings::default().with_toml("[downing]").expect("reads");
+        assert_eq!(chosen.downing, Some(DowningSettings::default()));
+
+        let variables = [
+            ("COORD_CLUSTER_DOWNING_STRATEGY", "static-quorum"),
+            ("COORD_CLUSTER_DOWNING_QUORUM", "3"),
+            ("COORD_CLUSTER_DOWNING_ROLE", "core"),
+            ("COORD_CLUSTER_DOWNING_DETECTOR", "phi-accrual"),
+            ("COORD_CLUSTER_DOWNING_THRESHOLD", "10"),
+        ];
+        let from_variables = Settings::load(variables, "").expect("reads").downing.expect("chosen");
+        assert_eq!(from_variables.strategy, Strategy::StaticQuorum { quorum: 3 });
+        assert_eq!(from_variables.detector, Detecting::PhiAccrual { threshold: 10.0 });
+        // The file is stronger: another strategy replaces the first with its fields, the rest stays.
+        let text = "[downing]\nstable_after = '7s'\nstrategy = { kind = 'lease-majority' }";
+        let both = Settings::load(variables, text).expect("reads");
+        both.validate().expect("valid");
+        let both = both.downing.expect("chosen");
+        assert_eq!(both.strategy, Strategy::lease_majority());
+        assert_eq!(both.stable_after, Duration::from_secs(7));
+        assert_eq!(both.role, from_variables.role);
+        for bad in ["COORD_CLUSTER_DOWNING_QUORUMS", "COORD_CLUSTER_DOWNING"] {
+            let error = Settings::load([(bad, "3")], "").expect_err(bad);
+            assert!(error.to_string().contains("downing") || error.to_string().contains("quorums"));
+        }
+    }
+
+    #[test]
+    fn contradictions_of_downing_are_named_with_the_others() {
+        let downing = DowningSettings::new(Strategy::LeaseMajority {
+            minority_delay: Duration::from_secs(2),
+            patience: Duration::from_millis(1500),
+            release_after: Duration::from_secs(6),
+        });
+        let settings = Settings { min_members: 0, downing: Some(downing), ..Settings::default() };
+        let text = settings.validate().expect_err("contradictions").to_string();
+        for part in
+            ["min_members", "downing: release_after 6s is not above", "downing: request_timeout"]
+        {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+    }
+
+    #[test]
     fn settings_survive_a_round_trip() {
-        let settings = Settings { stop_budget: Some(Duration::from_secs(9)), ..Settings::fast() };
+        let downing = DowningSettings::new(Strategy::keep_oldest());
+        let settings = Settings {
+            stop_budget: Some(Duration::from_secs(9)),
+            downing: Some(downing),
+            ..Settings::fast()
+        };
         let text = toml::to_string(&settings).expect("writes");
         assert_eq!(Settings::default().with_toml(&text).expect("reads"), settings);
     }

@@ -1,6 +1,6 @@
 //! What the tasks of one node share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,8 @@ use coord_core::{
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::coordinator::Spec;
+use crate::coordinator::{Spec, Verdict};
+use crate::downing::Why;
 use crate::events::{Cause, Event};
 use crate::gate::Gate;
 use crate::gating::GatingLease;
@@ -56,6 +57,10 @@ pub(crate) struct Shared {
     pub(crate) maps: BTreeMap<TableName, watch::Sender<Option<Arc<ShardMap>>>>,
     /// What each table's region has to say through the registration, and as which run.
     pub(crate) reports: watch::Sender<BTreeMap<TableName, (Incarnation, Report)>>,
+    /// Whom this node does not reach, where it tells.
+    pub(crate) row: watch::Sender<Option<BTreeSet<NodeId>>>,
+    /// Whom this node's side of a partition has downed.
+    pub(crate) verdicts: watch::Sender<BTreeMap<NodeId, Verdict>>,
     /// Cancelled when no region hosts anything any more.
     pub(crate) unhosted: CancellationToken,
     /// What is seen of all registrations.
@@ -104,6 +109,8 @@ impl Shared {
             gate: Gate::new(Arc::clone(&clock)),
             maps,
             reports: watch::Sender::default(),
+            row: watch::Sender::default(),
+            verdicts: watch::Sender::default(),
             unhosted: CancellationToken::new(),
             view: watch::Sender::default(),
             tenure: watch::Sender::new(None),
@@ -203,6 +210,14 @@ impl Shared {
             }
             tokio::time::sleep(left.min(SLEEP_MAX)).await;
         }
+    }
+
+    /// This node goes down: told once, and then it ends in order.
+    pub(crate) fn go_down(&self, why: Why) {
+        if !self.stop.is_cancelled() && self.status.borrow().went_down.is_none() {
+            self.observe(|observer| observer.on_down(why));
+        }
+        self.end(Ending::Orderly);
     }
 
     /// Ends the node's runtime; the first to say how is right.

@@ -9,6 +9,8 @@ use coord_core::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::downing::{Posture, Why};
+
 /// The state of a cluster as a whole.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -170,6 +172,12 @@ pub struct Status {
     pub stuck: BTreeMap<TableName, Vec<ShardId>>,
     /// Whether the store is away.
     pub store_away: bool,
+    /// What this node makes of whom it reaches, where downing is chosen.
+    pub posture: Posture,
+    /// The members that this node does not reach, where downing is chosen.
+    pub unreachable: Vec<NodeId>,
+    /// Why this node went down, once it did. Its runtime ends then.
+    pub went_down: Option<Why>,
 }
 
 impl Status {

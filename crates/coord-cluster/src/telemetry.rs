@@ -27,6 +27,7 @@ pub(crate) fn status(me: &NodeId, status: &Status) {
     let term = status.leader.as_ref().map_or(0, |leader| leader.term.get());
     gauge!("cluster_leader_term").set(wide(term));
     let rebalancing = ClusterState::MultiNode(crate::status::Balance::Rebalancing);
+    gauge!("cluster_nodes_unreachable").set(float(status.unreachable.len()));
     gauge!("cluster_rebalancing_active").set(if status.state == rebalancing { 1.0 } else { 0.0 });
 }
 
@@ -38,6 +39,15 @@ pub(crate) fn event(kind: &EventKind) {
             counter!("cluster_rebalancing_shards_moved").increment(u64::from(*moved));
         }
         EventKind::NodeFailed { .. } => counter!("cluster_node_failures").increment(1),
+        EventKind::NodesDowned { nodes, strategy } => {
+            counter!("cluster_downing_decisions", "outcome" => "stay", "reason" => strategy.clone())
+                .increment(1);
+            counter!("cluster_downing_nodes_downed").increment(wide_count(nodes.len()));
+        }
+        EventKind::WentDown { why } => {
+            counter!("cluster_downing_decisions", "outcome" => "down", "reason" => why.as_str())
+                .increment(1);
+        }
         _ => {}
     }
 }
@@ -83,6 +93,10 @@ pub(crate) fn singleton(lease: &LeaseName, state: &State) {
         let reason = failure.as_str();
         counter!("cluster_singleton_failures", "lease" => lease, "reason" => reason).increment(1);
     }
+}
+
+fn wide_count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]

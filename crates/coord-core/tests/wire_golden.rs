@@ -154,7 +154,10 @@ fn nodes() {
     report.started = BTreeSet::from([ShardId::new(4), ShardId::new(5)]);
     info.reports = [(TableName::new("order").expect("name"), report)].into();
     info = info.with_ended(Incarnation::from_u128(0x10));
-    golden_record("node-full.json", &NodeRecordV1::new(info, ttl));
+    golden_record("node-full.json", &NodeRecordV1::new(info.clone(), ttl));
+    let node = |name| NodeId::new(name).expect("name");
+    let partly = info.with_unreachable(Some([node("node-2"), node("node-3")].into()));
+    golden_record("node-unreachable.json", &NodeRecordV1::new(partly, ttl));
 }
 
 #[test]
@@ -175,6 +178,12 @@ fn tables_as_one_value() {
     let encoded = encode_map(&map, limits).expect("encodes");
     golden_record("table-small.json", &head(Some(encoded.manifest.clone())));
     assert_eq!(encoded.manifest.assemble(None, &HashMap::new()).expect("reads"), map);
+    let mut edit = map.edit();
+    edit.put_node(entry(1).with_since(Some(Version::new(7)))).expect("known");
+    let aged = edit.finish(fence(9)).expect("changed");
+    let encoded = encode_map(&aged, limits).expect("encodes");
+    golden_record("table-aged.json", &head(Some(encoded.manifest.clone())));
+    assert_eq!(encoded.manifest.assemble(None, &HashMap::new()).expect("reads"), aged);
 }
 
 /// Three chunks of owners, one in each form, and a delta on them.

@@ -114,9 +114,9 @@ impl Keys {
 
     /// The lease whose object has this name.
     pub(crate) fn lease_of(&self, object: &str) -> Option<LeaseName> {
-        let leader = LeaseName::leader();
-        if object == self.lease(&leader) {
-            return Some(leader);
+        let own = LeaseName::reserved().into_iter().find(|own| object == self.lease(own));
+        if own.is_some() {
+            return own;
         }
         LeaseName::new(self.name_of(Kind::Lease, object)?).ok()
     }

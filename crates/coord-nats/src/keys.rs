@@ -40,8 +40,8 @@ impl Keys {
     /// The name that a lease's subject stands for.
     pub(crate) fn lease_of(subject: &str) -> Option<LeaseName> {
         let name = name_of(subject);
-        let leader = LeaseName::leader();
-        if name == leader.as_str() { Some(leader) } else { LeaseName::new(name).ok() }
+        let own = LeaseName::reserved().into_iter().find(|own| name == own.as_str());
+        own.or_else(|| LeaseName::new(name).ok())
     }
 
     pub(crate) fn node(&self, id: &NodeId) -> String {
@@ -180,7 +180,9 @@ mod tests {
             let table = TableName::new(text).expect("name");
             assert_eq!(Keys::table_of(&keys().table(&table)), Some(table));
         }
-        assert_eq!(Keys::lease_of(&keys().lease(&LeaseName::leader())), Some(LeaseName::leader()));
+        for own in LeaseName::reserved() {
+            assert_eq!(Keys::lease_of(&keys().lease(&own)), Some(own));
+        }
         let cluster = TableName::cluster();
         assert_eq!(Keys::table_of(&keys().table(&cluster)), Some(cluster));
         assert_eq!(Keys::lease_of("$KV.coord.orders.lease._other"), None);

@@ -117,9 +117,14 @@ impl Lead<'_> {
         let mut requests = Watcher::<RequestEvent>::requests(Arc::clone(&shared.placement));
         let mut view = shared.view.subscribe();
         let mut registered = shared.registered.subscribe();
+        let mut verdicts = shared.verdicts.subscribe();
+        verdicts.mark_changed();
         loop {
             self.machine.on_view(Arc::clone(&view.borrow_and_update()));
             self.take_gate();
+            if verdicts.has_changed().unwrap_or_default() {
+                self.machine.on_verdicts(&verdicts.borrow_and_update());
+            }
             let step = match self.machine.next(shared.clock.now()) {
                 Turn::Do(step) => step,
                 Turn::Stop(stop) => return self.stopped(stop).await,
@@ -140,6 +145,7 @@ impl Lead<'_> {
                         }
                         _ = view.changed() => {}
                         () = changed(self.gate.as_mut()) => {}
+                        _ = verdicts.changed() => verdicts.mark_changed(),
                         Some(command) = local.recv() => self.take_local(command),
                         watched = requests.next() => self.take_request(watched),
                         () = timer => {}

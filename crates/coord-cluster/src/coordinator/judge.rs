@@ -149,7 +149,7 @@ impl Bench<'_> {
             Some(Presence::Present(seen)) => (seen.info.incarnation, Some(seen.ttl)),
             _ => (seat.entry.incarnation, None),
         };
-        let failure = Failure { incarnation, why: why.to_owned(), runs_on };
+        let failure = Failure { runs_on, ..Failure::over(incarnation, why) };
         Ok(vec![Write::Note(Note::Failed(node.clone(), failure))])
     }
 

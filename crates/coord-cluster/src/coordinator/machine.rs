@@ -49,6 +49,13 @@ pub(crate) type Ticket = u64;
 /// The ticket of what the leader asks of itself.
 const NOBODY: Ticket = 0;
 
+/// That a run of a node goes down, since the other side of a partition goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) why: String,
+}
+
 /// The settings that the leader decides by.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
@@ -202,6 +209,8 @@ pub(crate) struct Machine {
     /// An eviction that came too late for the revision that was seen, with the newer one.
     evict_again: Option<Suspect>,
     tables: BTreeMap<TableName, Table>,
+    /// Whom this node's side of a partition has downed, and that is still to be written.
+    verdicts: BTreeMap<NodeId, Verdict>,
     /// Each with how often it was begun before.
     queue: VecDeque<(Ticket, Command, u8)>,
     current: Option<Current>,
@@ -316,6 +325,7 @@ impl Machine {
             evicted: BTreeMap::new(),
             evict_again: None,
             tables,
+            verdicts: BTreeMap::new(),
             queue: VecDeque::new(),
             current: None,
             answers: VecDeque::new(),
@@ -376,9 +386,17 @@ impl Machine {
         self.queue.push_back((ticket, command, 0));
     }
 
+    /// This node's side of a partition goes on without these. Each verdict is written at most once: who
+    /// means them says them again.
+    pub(crate) fn on_verdicts(&mut self, verdicts: &BTreeMap<NodeId, Verdict>) {
+        self.verdicts.clone_from(verdicts);
+    }
+
     /// A command came in that can't even be judged.
     pub(crate) fn refuse(&mut self, ticket: Ticket, refusal: Refusal) {
-        self.answers.push_back((ticket, Reply::Refused(refusal)));
+        if ticket != NOBODY {
+            self.answers.push_back((ticket, Reply::Refused(refusal)));
+        }
     }
 
     /// What to do now. After [`Turn::Do`], [`on_outcome`](Self::on_outcome) has to come first.
@@ -860,7 +878,7 @@ impl Machine {
     /// The next write of a command; begins the next command when there is none.
     fn next_write(&mut self, now: Moment) -> Option<Result<Step, Turn>> {
         loop {
-            if self.current.is_none() {
+            if self.current.is_none() && !self.begin_verdict(now) {
                 let (ticket, command, tries) = self.next_command()?;
                 self.begin(ticket, command, tries);
             } else {
@@ -890,6 +908,32 @@ impl Machine {
         let ready = |(_, command, _): &(Ticket, Command, u8)| self.open || !command.needs_gate();
         let index = self.queue.iter().position(ready)?;
         self.queue.remove(index)
+    }
+
+    /// Begins to write a verdict, as the command to declare the node failed would.
+    fn begin_verdict(&mut self, now: Moment) -> bool {
+        while let Some((node, Verdict { incarnation, why })) = self.verdicts.pop_first() {
+            let stays = |seat: &roster::Seat| {
+                seat.entry.incarnation == incarnation && seat.entry.status.may_host()
+            };
+            if !self.roster.seat(&node).is_some_and(stays) {
+                continue;
+            }
+            let runs_on = match self.view.presence(&node) {
+                Some(Presence::Present(seen)) => Some(seen.ttl),
+                _ => None,
+            };
+            let until = runs_on.map(|ttl| now.plus(ttl.get()));
+            self.timers.downed.insert((node.clone(), incarnation), until);
+            let failure = Failure { runs_on, downed: true, ..Failure::over(incarnation, &*why) };
+            let note = judge::Note::Failed(node.clone(), failure);
+            let (ticket, tries, writing) = (NOBODY, 0, false);
+            let writes = VecDeque::from([Write::Note(note)]);
+            let (command, done) = (Command::MarkNodeFailed { node, why }, Done::default());
+            self.current = Some(Current { ticket, command, tries, writes, writing, done });
+            return true;
+        }
+        false
     }
 
     fn begin(&mut self, ticket: Ticket, command: Command, tries: u8) {
@@ -998,8 +1042,10 @@ impl Machine {
     }
 
     fn finish(&mut self, reply: Reply) {
-        if let Some(current) = self.current.take() {
-            self.answers.push_back((current.ticket, reply));
+        if let Some(Current { ticket, .. }) = self.current.take()
+            && ticket != NOBODY
+        {
+            self.answers.push_back((ticket, reply));
         }
     }
 
@@ -1197,8 +1243,7 @@ impl Machine {
                 self.evicted.insert(node, incarnation);
             }
             None => {
-                let why = "its registration ran out".to_owned();
-                let failure = Failure { incarnation, why, runs_on: None };
+                let failure = Failure::over(incarnation, "its registration ran out");
                 self.record.note(&node, |note| note.failed = Some(failure));
             }
         }

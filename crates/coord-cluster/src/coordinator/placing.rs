@@ -300,7 +300,7 @@ impl Placing<'_> {
         for seat in self.roster.0.values() {
             let Some(hosting) = self.roster.hosting(seat) else { continue };
             if !self.is_held(seat) {
-                edit.put_node(seat.entry.clone())?;
+                edit.put_node(seat.entry.clone().with_since(None))?;
                 hosts.insert((seat.entry.id.clone(), seat.entry.incarnation), hosting);
             }
         }

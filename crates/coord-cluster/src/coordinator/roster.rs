@@ -57,6 +57,9 @@ impl Suspect {
 pub(crate) struct Timers {
     /// Until when runs that were declared failed may run on.
     pub(crate) runs_on: BTreeMap<(NodeId, Incarnation), Moment>,
+    /// Runs that this very leader has downed, so that no other can have evicted them, and until when each
+    /// is left to go by itself; none once it may have been evicted, for then its absence says nothing.
+    pub(crate) downed: BTreeMap<(NodeId, Incarnation), Option<Moment>>,
     /// Since when a run has been failed.
     failed_since: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Which runs vanished lately, and when.
@@ -139,7 +142,8 @@ pub(crate) fn tenancy(
     let note = sources.record.nodes.get(&run.id);
     let failed = note.and_then(|note| note.failed.as_ref());
     let failed = failed.filter(|failed| failed.incarnation == run.incarnation);
-    let lingers = failed.is_some_and(|failed| failed.runs_on.is_some())
+    let by_itself = failed.is_some_and(|failed| timers.goes_by_itself(&run.id, failed));
+    let lingers = failed.is_some_and(|failed| failed.runs_on.is_some() && !by_itself)
         || note.is_some_and(|note| note.former.contains_key(&run.incarnation));
     if lingers {
         let until = timers.runs_on.get(&(run.id.clone(), run.incarnation));
@@ -192,8 +196,11 @@ impl Taken {
             .is_some_and(|known| known.incarnation == info.incarnation && known.status.may_host());
         let hold = timers.flaps.get_mut(&info.id).filter(|_| !member);
         let hold = hold.and_then(|flap| flap.hold(info.incarnation, sources.rules, now));
-        let status = if note.failed.is_some() {
-            self.suspects.push(Suspect::of(seen));
+        let status = if let Some(failed) = &note.failed {
+            match timers.leave_alone(failed, seen, now) {
+                Some(until) => self.wake_at(until),
+                None => self.suspects.push(Suspect::of(seen)),
+            }
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
             NodeStatus::Discovered
@@ -205,8 +212,12 @@ impl Taken {
         } else {
             NodeStatus::Active
         };
+        let since = known.filter(|known| known.incarnation == info.incarnation);
+        let since = since.and_then(|known| known.since);
+        let counts = status.may_host().then(|| sources.cluster.version().next());
         let entry = NodeEntry::new(info.id.clone(), info.incarnation, info.address.clone(), status)
-            .with_zone(info.zone.clone());
+            .with_zone(info.zone.clone())
+            .with_since(since.or(counts));
         self.seat(entry, info.capacity, &note, false);
     }
 
@@ -251,8 +262,7 @@ impl Taken {
         {
             self.suspects.push(Suspect::of(record));
         } else {
-            let why = "its registration ran out".to_owned();
-            let failure = Failure { incarnation: known.incarnation, why, runs_on: None };
+            let failure = Failure::over(known.incarnation, "its registration ran out");
             self.record.note(&known.id, |note| note.failed = Some(failure));
             entry.status = NodeStatus::Failed;
             self.keep_failed(sources, entry, capacity, timers, now);
@@ -280,9 +290,15 @@ impl Taken {
         if forget_at > now {
             self.wake_at(forget_at);
         }
-        let ttl = self.record.nodes.get(&entry.id).and_then(|n| n.failed.as_ref()?.runs_on);
-        if let Some(ttl) = ttl {
-            let until = until(&mut timers.runs_on, &entry.id, entry.incarnation, ttl.get(), now);
+        let failed = self.record.nodes.get(&entry.id).and_then(|note| note.failed.clone());
+        let by_itself = failed.as_ref().is_some_and(|f| timers.goes_by_itself(&entry.id, f));
+        if let Some(ttl) = failed.and_then(|failed| failed.runs_on) {
+            let (id, run) = (&entry.id, entry.incarnation);
+            let until = match sources.view.may_run(id, run, sources.rules.node_ttl) {
+                // It went by itself, so what is seen of it counts.
+                MayRun::Until(until) if by_itself => until,
+                _ => until(&mut timers.runs_on, id, run, ttl.get(), now),
+            };
             if until > now {
                 self.wake_at(until);
             } else {
@@ -333,6 +349,9 @@ impl Taken {
                 until > now
             });
         }
+        timers.downed.retain(|(id, run), _| {
+            roster.get(id).is_some_and(|seat| seat.entry.incarnation == *run)
+        });
         timers.failed_since.retain(|run, _| failed(run));
         timers.runs_on.retain(|run, until| failed(run) || *until > now);
         let ttl = sources.rules.node_ttl;
@@ -367,6 +386,22 @@ fn until(
 }
 
 impl Timers {
+    /// Until when a run that was downed is left to go by itself, which is faster for all than an eviction:
+    /// who deregisters hosts nothing any more, and who died expires within one TTL. One that is still
+    /// registered after that does not obey, and is evicted.
+    fn leave_alone(&mut self, failed: &Failure, seen: &NodeRecord, now: Moment) -> Option<Moment> {
+        let run = (seen.info.id.clone(), failed.incarnation);
+        let until = self.downed.get_mut(&run).filter(|_| failed.downed)?;
+        *until = until.filter(|until| *until > now);
+        *until
+    }
+
+    /// Whether whatever became of a failed run was its own doing.
+    fn goes_by_itself(&self, node: &NodeId, failed: &Failure) -> bool {
+        let until = self.downed.get(&(node.clone(), failed.incarnation));
+        failed.downed && until.is_some_and(Option::is_some)
+    }
+
     /// Whether this run must not be given up, because too many have vanished lately: a store or a
     /// network that fails looks the same.
     fn brake(&mut self, sources: &Sources<'_>, run: &NodeEntry, now: Moment) -> bool {

@@ -11,7 +11,7 @@ use coord_core::{
 };
 use coord_placement::Balanced;
 
-use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn};
+use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn, Verdict};
 use super::roster::Suspect;
 use crate::Settings;
 use crate::commands::{Command, Refusal, Reply};
@@ -124,6 +124,17 @@ impl Desk {
 
     fn fail_n2(&mut self) -> Ticket {
         self.ask(Command::MarkNodeFailed { node: id("n2"), why: "test".to_owned() })
+    }
+
+    /// n2 is downed, which has been written when this returns.
+    fn down_n2(&mut self) {
+        let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+        self.machine.on_verdicts(&[(id("n2"), verdict)].into());
+        self.pass(Duration::from_secs(1));
+        let failure = self.failure("n2").expect("written down first");
+        assert!(failure.downed && failure.runs_on == Ttl::new(TTL).ok(), "{failure:?}");
+        assert!(self.registered.contains_key(&id("n2")), "it is left to go by itself");
+        assert_eq!(self.shards_of("n2"), 4, "it may still run");
     }
 
     fn perform(&mut self, step: &Step) -> Outcome {
@@ -348,6 +359,75 @@ fn a_leader_that_dies_after_an_eviction_leaves_the_shards_where_they_may_run() {
     desk.elect(2);
     desk.keeps_for_its_ttl();
     assert!(desk.failure("n2").is_some());
+}
+
+#[test]
+fn a_downed_run_that_goes_by_itself_leaves_its_shards_at_once() {
+    let (node, incarnation) = (id("n2"), run(1));
+    let left = NodeEvent::Left { node: node.clone(), incarnation };
+    for gone in [left, NodeEvent::Expired { node, incarnation }] {
+        let mut desk = Desk::new();
+        desk.down_n2();
+        desk.registered.remove(&id("n2"));
+        desk.see(gone);
+        desk.pass(Duration::from_secs(1));
+        assert_eq!(desk.shards_of("n2"), 0);
+        assert!(desk.failure("n2").is_some_and(|f| f.downed && f.runs_on.is_none()));
+    }
+}
+
+#[test]
+fn a_downed_run_that_does_not_go_is_evicted_and_keeps_its_shards_for_its_ttl() {
+    let mut desk = Desk::new();
+    desk.down_n2();
+    let start = desk.now;
+    let step = desk.until(is_evict);
+    assert!(desk.now.since(start) >= TTL - Duration::from_secs(1), "{:?}", desk.now.since(start));
+    assert_eq!(desk.perform(&step), Outcome::Evicted);
+    desk.lose();
+    desk.keeps_for_its_ttl();
+}
+
+#[test]
+fn a_new_leader_does_not_know_how_a_downed_run_went() {
+    let mut desk = Desk::new();
+    desk.down_n2();
+    let (node, incarnation) = (id("n2"), run(1));
+    desk.registered.remove(&node);
+    desk.see(NodeEvent::Left { node, incarnation });
+    desk.elect(2);
+    desk.keeps_for_its_ttl();
+}
+
+#[test]
+fn a_downed_run_that_another_one_followed_is_not_declared_failed() {
+    let mut desk = Desk::new();
+    desk.join("n2", 2);
+    let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+    desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
+    desk.pass(Duration::from_secs(1));
+    assert_eq!(desk.failure("n2"), None);
+}
+
+#[test]
+fn a_member_is_as_old_as_the_version_that_took_its_run_in() {
+    let mut desk = Desk::new();
+    let since = |desk: &Desk, name| {
+        let cluster = &desk.stored[&TableName::cluster()];
+        let slot = cluster.slot_of(&id(name)).expect("a member");
+        cluster.node(slot).and_then(|entry| entry.since).expect("told")
+    };
+    let before = since(&desk, "n2");
+    let version = desk.stored[&TableName::cluster()].version();
+    desk.join("n4", 1);
+    desk.ask(Command::Drain { node: id("n2") });
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(since(&desk, "n2"), before, "a status does not change it");
+    assert!(since(&desk, "n4") > version);
+    desk.join("n2", 2);
+    desk.pass(Duration::from_secs(5));
+    assert!(since(&desk, "n2") > since(&desk, "n4"), "another run is as young as any");
+    assert!(desk.map().nodes().iter().flatten().all(|entry| entry.since.is_none()));
 }
 
 #[test]

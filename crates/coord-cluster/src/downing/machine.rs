@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use coord_core::{Moment, NodeId, NodeStatus, Result};
+use serde::{Deserialize, Serialize};
 
 use super::posture::{Posture, Reach};
 use super::settings::{DowningSettings, Strategy};
@@ -40,7 +41,8 @@ pub enum Step {
 
 /// Why a node goes down.
 #[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Why {
     /// The strategy keeps the other side, or nobody.
     OtherSide,
@@ -54,6 +56,21 @@ pub enum Why {
     Unstable,
     /// The others declared it failed.
     DeclaredFailed,
+}
+
+impl Why {
+    /// In one word, for metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::OtherSide => "other_side",
+            Self::PartlyConnected => "partly_connected",
+            Self::LeaseHeld => "lease_held",
+            Self::LeaseUnknown => "lease_unknown",
+            Self::Unstable => "unstable",
+            Self::DeclaredFailed => "declared_failed",
+        }
+    }
 }
 
 impl fmt::Display for Why {
@@ -211,6 +228,15 @@ impl Downing {
     /// The lease that this node had was lost or given back, or giving it back failed.
     pub fn on_lease_gone(&mut self) {
         self.lease = None;
+    }
+
+    /// Whom this node's side has downed; none while nothing is decided.
+    #[must_use]
+    pub fn downed(&self) -> Option<&BTreeSet<NodeId>> {
+        match &self.phase {
+            Phase::Decided { downed, .. } => Some(downed),
+            _ => None,
+        }
     }
 
     /// What can be reached, and what that means.

@@ -1,5 +1,9 @@
 //! {Are the peers reachable?} × {is the store reachable?}: four outcomes.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 /// Whether something can be reached.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -14,9 +18,11 @@ pub enum Reach {
 
 /// What a node makes of who can be reached.
 #[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Posture {
     /// Peers and store are there: business as usual.
+    #[default]
     Normal,
     /// The peers are there, the store is away. The view is frozen: nobody is declared failed for the
     /// silence of the store, and nobody is downed. What is hosted works on until the node's own
@@ -43,5 +49,16 @@ impl Posture {
             (Reach::Unreachable, Reach::Reachable) => Self::Split,
             (Reach::Unreachable, Reach::Unreachable) => Self::Isolated,
         }
+    }
+}
+
+impl fmt::Display for Posture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Normal => "normal",
+            Self::Frozen => "frozen",
+            Self::Split => "split",
+            Self::Isolated => "isolated",
+        })
     }
 }

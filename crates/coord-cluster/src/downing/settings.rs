@@ -5,6 +5,7 @@ use std::time::Duration;
 use coord_core::{Error, Label, NodeId, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::detector::PHI_MAX;
 use crate::duration;
 
 /// How a side of a partition finds out whether it goes on. The same on all nodes, or two sides may.
@@ -72,6 +73,19 @@ impl Strategy {
         Self::KeepOldest { down_if_alone: true }
     }
 
+    /// Its name in the settings.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::KeepMajority => "keep-majority",
+            Self::KeepOldest { .. } => "keep-oldest",
+            Self::StaticQuorum { .. } => "static-quorum",
+            Self::KeepReferee { .. } => "keep-referee",
+            Self::LeaseMajority { .. } => "lease-majority",
+            Self::DownAll => "down-all",
+        }
+    }
+
     /// [`Self::LeaseMajority`] with its default times.
     #[must_use]
     pub fn lease_majority() -> Self {
@@ -99,9 +113,39 @@ pub enum Unstable {
     Off,
 }
 
+/// Which detector judges whether a node can be reached.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Detecting {
+    /// [`HeartbeatAge`](crate::detector::HeartbeatAge).
+    HeartbeatAge {
+        /// How old the last sign of a node may be; five times `probe_every` where nodes are probed, else
+        /// the node TTL.
+        #[serde(with = "duration::optional", default, skip_serializing_if = "Option::is_none")]
+        limit: Option<Duration>,
+    },
+    /// [`PhiAccrual`](crate::detector::PhiAccrual).
+    PhiAccrual {
+        /// From which suspicion on a node is unreachable; 8.
+        #[serde(default = "threshold")]
+        threshold: f64,
+    },
+}
+
+impl Default for Detecting {
+    fn default() -> Self {
+        Self::HeartbeatAge { limit: None }
+    }
+}
+
+fn threshold() -> f64 {
+    8.0
+}
+
 /// The settings of downing. The same on all nodes.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DowningSettings {
     /// Which side goes on; `KeepMajority`.
@@ -115,6 +159,11 @@ pub struct DowningSettings {
     /// If set, only members with this role count; those without it follow the side they are on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<Label>,
+    /// How often each member is probed, where a [`Probe`](crate::detector::Probe) is given; 1 s.
+    #[serde(with = "duration")]
+    pub probe_every: Duration,
+    /// What judges from the answers, or from the heartbeats in Discovery, who can be reached.
+    pub detector: Detecting,
 }
 
 impl Default for DowningSettings {
@@ -124,6 +173,8 @@ impl Default for DowningSettings {
             stable_after: Duration::from_secs(20),
             down_all_when_unstable: Unstable::default(),
             role: None,
+            probe_every: Duration::from_secs(1),
+            detector: Detecting::default(),
         }
     }
 }
@@ -156,6 +207,20 @@ impl DowningSettings {
         self
     }
 
+    /// Probing each member so often.
+    #[must_use]
+    pub fn with_probe_every(mut self, interval: Duration) -> Self {
+        self.probe_every = interval;
+        self
+    }
+
+    /// Judged by this detector.
+    #[must_use]
+    pub fn with_detector(mut self, detector: Detecting) -> Self {
+        self.detector = detector;
+        self
+    }
+
     /// How long after `stable_after` unrest is borne, if there is an end to it.
     #[must_use]
     pub fn unrest_limit(&self) -> Option<Duration> {
@@ -171,12 +236,36 @@ impl DowningSettings {
     /// # Errors
     /// `Invalid`, one error that names every contradiction.
     pub fn validate(&self) -> Result<()> {
+        let faults = self.faults();
+        if faults.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid("validate downing settings", faults.join("; ")))
+    }
+
+    /// Every contradiction.
+    pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if self.stable_after.is_zero() {
             faults.push("stable_after is 0".to_owned());
         }
         if self.down_all_when_unstable == Unstable::After(Duration::ZERO) {
             faults.push("down_all_when_unstable is 0; leave it out, or write \"off\"".to_owned());
+        }
+        if self.probe_every.is_zero() {
+            faults.push("probe_every is 0".to_owned());
+        }
+        match self.detector {
+            Detecting::HeartbeatAge { limit: Some(limit) } if limit <= self.probe_every => {
+                faults.push(format!(
+                    "the detector's limit {limit:?} is not above probe_every {:?}",
+                    self.probe_every
+                ));
+            }
+            Detecting::PhiAccrual { threshold } if !(threshold > 0.0 && threshold <= PHI_MAX) => {
+                faults.push(format!("threshold {threshold} is not above 0 and at most {PHI_MAX}"));
+            }
+            _ => {}
         }
         match &self.strategy {
             Strategy::StaticQuorum { quorum: 0 } => {
@@ -206,10 +295,7 @@ impl DowningSettings {
             }
             _ => {}
         }
-        if faults.is_empty() {
-            return Ok(());
-        }
-        Err(Error::invalid("validate downing settings", faults.join("; ")))
+        faults
     }
 }
 
@@ -231,6 +317,7 @@ mod tests {
             settings.validate().expect("valid");
             assert_eq!(settings.unrest_limit(), Some(Duration::from_secs(15)));
             let text = toml::to_string(&settings).expect("written");
+            assert!(text.contains(settings.strategy.as_str()), "{text}");
             assert_eq!(toml::from_str::<DowningSettings>(&text).expect(&text), settings, "{text}");
         }
     }
@@ -238,13 +325,14 @@ mod tests {
     #[test]
     fn settings_are_read_from_toml_and_unknown_ones_refused() {
         let text = "stable_after = '7s'\nrole = 'core'\ndown_all_when_unstable = 'off'\n\
-                    strategy = { kind = 'keep-oldest' }";
+                    strategy = { kind = 'keep-oldest' }\ndetector = { kind = 'phi-accrual' }";
         let read: DowningSettings = toml::from_str(text).expect("valid");
         let role = Label::new("core").expect("label");
         let expected = DowningSettings::new(Strategy::keep_oldest())
             .with_stable_after(Duration::from_secs(7))
             .with_down_all_when_unstable(Unstable::Off)
-            .with_role(role);
+            .with_role(role)
+            .with_detector(Detecting::PhiAccrual { threshold: 8.0 });
         assert_eq!(read, expected);
         for bad in ["stabel_after = '7s'", "strategy = { kind = 'keep-youngest' }"] {
             assert!(toml::from_str::<DowningSettings>(bad).is_err(), "{bad}");
@@ -255,9 +343,17 @@ mod tests {
     fn every_contradiction_is_named_in_one_error() {
         let settings = DowningSettings::new(Strategy::StaticQuorum { quorum: 0 })
             .with_stable_after(Duration::ZERO)
-            .with_down_all_when_unstable(Unstable::After(Duration::ZERO));
-        let why = settings.validate().expect_err("three faults").to_string();
-        for part in ["stable_after is 0", "down_all_when_unstable is 0", "quorum is 0"] {
+            .with_down_all_when_unstable(Unstable::After(Duration::ZERO))
+            .with_probe_every(Duration::ZERO)
+            .with_detector(Detecting::PhiAccrual { threshold: f64::NAN });
+        let why = settings.validate().expect_err("five faults").to_string();
+        for part in [
+            "stable_after is 0",
+            "down_all_when_unstable is 0",
+            "quorum is 0",
+            "probe_every is 0",
+            "threshold NaN",
+        ] {
             assert!(why.contains(part), "{why}");
         }
         let lease = DowningSettings::new(Strategy::lease_majority());

@@ -1,9 +1,12 @@
 //! Keeping this node registered. Pure: `now` is an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use coord_core::{Incarnation, Moment, NodeInfo, Registration, Replace, Report, TableName};
+use coord_core::{
+    Incarnation, Moment, NodeId, NodeInfo, Registration, Replace, Report, TableName,
+    UNREACHABLE_MAX,
+};
 
 /// What happened to the registration.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,6 +117,18 @@ impl Registrar {
             self.info.reports = mine;
             self.unsent = true;
             self.due = self.due.min(now);
+        }
+    }
+
+    /// Whom this node does not reach, where it tells; it is sent at once.
+    pub(crate) fn on_row(&mut self, row: Option<&BTreeSet<NodeId>>, now: Moment) {
+        let row = row.filter(|row| row.len() <= UNREACHABLE_MAX);
+        if row != self.info.unreachable.as_ref() {
+            self.info.unreachable = row.cloned();
+            if self.held.is_some() {
+                self.unsent = true;
+                self.due = self.due.min(now);
+            }
         }
     }
 
@@ -251,7 +266,7 @@ pub(crate) struct Times {
 
 #[cfg(test)]
 mod tests {
-    use coord_core::{Address, NodeId, Revision, Ttl};
+    use coord_core::{Address, Revision, Ttl};
 
     use super::*;
 

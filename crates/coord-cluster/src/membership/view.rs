@@ -115,6 +115,11 @@ impl View {
         self.nodes.get(node)
     }
 
+    /// When a node that is registered was heard last, as far as the watch shows it.
+    pub(crate) fn heard(&self, node: &NodeId) -> Option<Moment> {
+        self.heard.get(node).copied()
+    }
+
     /// All registrations that are there.
     pub(crate) fn present(&self) -> impl Iterator<Item = &NodeRecord> {
         self.nodes.values().filter_map(|presence| match presence {

@@ -2,6 +2,7 @@
 
 mod commands;
 mod common;
+mod downing;
 mod failover;
 mod faults;
 mod gating;

@@ -144,6 +144,7 @@ fn talkative(name: &str) -> Done<NodeInfo> {
         .with_metadata(Metadata::new(BTreeMap::from([("key".to_owned(), value)]))?)
         .with_declared(Declared::Draining)
         .with_started_at_ms(1_790_000_000_123)
+        .with_unreachable(Some(BTreeSet::from([NodeId::new("node-2")?])))
         .with_roles(roles)?;
     info.load = Some(coord_core::Load::new(0.75)?);
     let mut report = Report::new(TableUid::random(), Version::new(7));

@@ -128,7 +128,7 @@ macro_rules! name_type {
 
 name_type!(
     /// The name of a lease: dot-separated parts of `a-z 0-9 -`, up to 63 bytes.
-    LeaseName, "lease name", NAME_BYTES_MAX, ["_leader"]
+    LeaseName, "lease name", NAME_BYTES_MAX, ["_leader", "_downing"]
 );
 name_type!(
     /// The name of a table (one per sharded type): dot-separated parts of `a-z 0-9 -`, up to 63 bytes.
@@ -144,6 +144,18 @@ impl LeaseName {
     #[must_use]
     pub fn leader() -> Self {
         Self("_leader".into())
+    }
+
+    /// The reserved lease that decides which side of a partition goes on.
+    #[must_use]
+    pub fn downing() -> Self {
+        Self("_downing".into())
+    }
+
+    /// All leases that coord keeps for itself.
+    #[must_use]
+    pub fn reserved() -> [Self; 2] {
+        [Self::leader(), Self::downing()]
     }
 }
 
@@ -249,8 +261,12 @@ mod tests {
     fn reserved_names_are_read_back_but_not_made() {
         let stored: LeaseName = serde_json::from_str("\"_leader\"").expect("stored");
         assert_eq!(stored, LeaseName::leader());
-        assert!(stored.is_reserved());
-        assert!("_leader".parse::<LeaseName>().is_err());
+        for name in LeaseName::reserved() {
+            let json = format!("\"{name}\"");
+            assert_eq!(serde_json::from_str::<LeaseName>(&json).expect("stored"), name);
+            assert!(name.is_reserved());
+            assert!(name.as_str().parse::<LeaseName>().is_err());
+        }
         assert!(serde_json::from_str::<LeaseName>("\"_other\"").is_err());
     }
 

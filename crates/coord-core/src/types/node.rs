@@ -21,6 +21,8 @@ pub const METADATA_BYTES_MAX: usize = 16 * 1024;
 pub const LABEL_BYTES_MAX: usize = 63;
 /// The most roles a node may have.
 pub const ROLES_MAX: usize = 32;
+/// The most members that a node can say it does not reach.
+pub const UNREACHABLE_MAX: usize = 512;
 
 /// Where a node is reached, as `host:port`; an IPv6 address stands in brackets.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -350,6 +352,10 @@ pub struct NodeInfo {
     /// stopped what they ran, or its operator proved them dead. Their shards need not wait for a TTL.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub ended: BTreeSet<Incarnation>,
+    /// Which members this node does not reach, where it tells: an empty set says that it reaches all, and
+    /// none says nothing. At most 512.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreachable: Option<BTreeSet<NodeId>>,
 }
 
 /// Who says nothing of it does.
@@ -380,6 +386,7 @@ impl NodeInfo {
             started_at_ms: 0,
             reports: BTreeMap::new(),
             ended: BTreeSet::new(),
+            unreachable: None,
         }
     }
 
@@ -450,6 +457,13 @@ impl NodeInfo {
     #[must_use]
     pub fn with_ended(mut self, run: Incarnation) -> Self {
         self.ended.insert(run);
+        self
+    }
+
+    /// Telling which members it does not reach; more than 512 tell nothing.
+    #[must_use]
+    pub fn with_unreachable(mut self, nodes: Option<BTreeSet<NodeId>>) -> Self {
+        self.unreachable = nodes.filter(|nodes| nodes.len() <= UNREACHABLE_MAX);
         self
     }
 

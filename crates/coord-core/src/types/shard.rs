@@ -384,13 +384,24 @@ pub struct NodeEntry {
     /// Its failure domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<Label>,
+    /// In the reserved table: the version that first held this run as Active or Draining. The lower, the
+    /// older the member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Version>,
 }
 
 impl NodeEntry {
-    /// An entry without a zone.
+    /// An entry without a zone and an age.
     #[must_use]
     pub fn new(id: NodeId, incarnation: Incarnation, address: Address, status: NodeStatus) -> Self {
-        Self { id, incarnation, address, status, zone: None }
+        Self { id, incarnation, address, status, zone: None, since: None }
+    }
+
+    /// A member since this version of the reserved table.
+    #[must_use]
+    pub fn with_since(mut self, since: Option<Version>) -> Self {
+        self.since = since;
+        self
     }
 
     /// In this zone.

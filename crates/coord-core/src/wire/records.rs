@@ -1,5 +1,6 @@
 //! The records of leases, nodes, tables and requests: JSON that an operator can read.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::types::{
     Answer, Binding, Era, Fence, Grant, Holder, LeaseName, NodeId, NodeInfo, NodeRecord, Origin,
     ROLES_MAX, Request, RequestId, Revision, ShardMap, Table, TableHeader, TableName, TableUid,
-    Term, Ttl, Version,
+    Term, Ttl, UNREACHABLE_MAX, Version,
 };
 
 /// A record as a store holds it: a JSON object with the number of its format.
@@ -160,6 +161,13 @@ impl Record for NodeRecordV1 {
         let roles = self.node.roles.len();
         if roles > ROLES_MAX {
             let why = format!("node record with too many roles found={roles} max={ROLES_MAX}");
+            return Err(Error::corrupt("decode", why).resource(&self.node.id));
+        }
+        let missed = self.node.unreachable.as_ref().map_or(0, BTreeSet::len);
+        if missed > UNREACHABLE_MAX {
+            let why = format!(
+                "node record with too many unreachable nodes found={missed} max={UNREACHABLE_MAX}"
+            );
             return Err(Error::corrupt("decode", why).resource(&self.node.id));
         }
         Ok(())
@@ -455,6 +463,15 @@ mod tests {
         many.node.roles = roles(ROLES_MAX + 1).collect();
         let error = NodeRecordV1::decode(&many.encode().expect("encodes")).expect_err("too many");
         assert!(error.to_string().contains("found=33 max=32"), "{error}");
+        let missed = |count: usize| {
+            let nodes = (0..count).map(|n| NodeId::new(format!("n{n}")).expect("name"));
+            let mut record = record.clone();
+            record.node.unreachable = Some(nodes.collect());
+            NodeRecordV1::decode(&record.encode().expect("encodes"))
+        };
+        assert!(missed(UNREACHABLE_MAX).is_ok());
+        let error = missed(UNREACHABLE_MAX + 1).expect_err("too many");
+        assert!(error.to_string().contains("found=513 max=512"), "{error}");
         let text = String::from_utf8(bytes.to_vec()).expect("utf-8");
         for (good, bad) in [("10.0.0.1:7000", "10.0.0.1"), ("90000", "900"), ("0.1", "-0.1")] {
             let error = NodeRecordV1::decode(text.replace(good, bad).as_bytes()).expect_err(bad);

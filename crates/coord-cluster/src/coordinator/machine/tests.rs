@@ -62,6 +62,8 @@ enum Act {
     /// The watch shows what happened to the nodes.
     See,
     Ask(Command),
+    /// The leader's side of a partition downs the present run of this name, which need not obey.
+    Down(u8),
     Pass(Duration),
     /// The newest leader takes a turn, or the one before it.
     Turn(bool, Fault),
@@ -239,6 +241,13 @@ impl World {
                 let leader = self.leaders.last_mut().expect("one");
                 leader.asked += 1;
                 leader.machine.on_command(leader.asked, command);
+            }
+            Act::Down(number) => {
+                let node = id(number);
+                let Some(Presence::Present(seen)) = self.view.presence(&node) else { return };
+                let (incarnation, why) = (seen.info.incarnation, "downed".to_owned());
+                let verdicts = [(node, Verdict { incarnation, why })].into();
+                self.leaders.last_mut().expect("one").machine.on_verdicts(&verdicts);
             }
             Act::Pass(time) => {
                 let end = self.now.plus(time);
@@ -760,6 +769,7 @@ fn act() -> impl Strategy<Value = Act> {
         5 => (0..NODES).prop_map(Act::Stopped),
         10 => Just(Act::See),
         2 => command().prop_map(Act::Ask),
+        1 => (0..NODES).prop_map(Act::Down),
         8 => (0..15_000_u64).prop_map(|ms| Act::Pass(Duration::from_millis(ms))),
         8 => (0..1_000_u64).prop_map(|ms| Act::Pass(Duration::from_millis(ms))),
         40 => (proptest::bool::weighted(0.9), fault).prop_map(|(who, how)| Act::Turn(who, how)),

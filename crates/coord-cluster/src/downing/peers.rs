@@ -1,0 +1,172 @@
+//! Which peers this node reaches: it asks them, or hears of them through Discovery, and a detector judges.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coord_core::{Incarnation, Moment, NodeEntry, NodeId, Result};
+use tokio::task::JoinSet;
+
+use super::posture::Reach;
+use super::settings::{Detecting, DowningSettings};
+use crate::detector::{FailureDetector, HeartbeatAge, PhiAccrual, PhiSettings, Probe};
+use crate::membership;
+use crate::settings::Settings;
+
+/// How many unanswered probes make a node unreachable, unless the settings name a limit.
+const PROBES_MISSED: u32 = 5;
+/// How many intervals an answer may take.
+const PROBE_INTERVALS: u32 = 2;
+
+/// The peers of one node, as its detector sees them.
+pub(super) struct Peers {
+    detector: Box<dyn FailureDetector>,
+    probe: Option<Arc<dyn Probe>>,
+    every: Duration,
+    ask_at: Option<Moment>,
+    /// Probes under way: whom, and when it was asked if it answered.
+    probes: JoinSet<(NodeEntry, Option<Moment>)>,
+    asked: BTreeSet<(NodeId, Incarnation)>,
+    /// The runs that the detector knows.
+    known: BTreeMap<NodeId, Incarnation>,
+}
+
+impl Peers {
+    /// With the detector that is given, or else that the settings name.
+    ///
+    /// # Errors
+    /// `Invalid` for a threshold that is none.
+    pub(super) fn new(
+        settings: &Settings,
+        downing: &DowningSettings,
+        probe: Option<Arc<dyn Probe>>,
+        detector: Option<Box<dyn FailureDetector>>,
+    ) -> Result<Self> {
+        let detector = match detector {
+            Some(detector) => detector,
+            None => named(settings, downing, probe.is_some())?,
+        };
+        Ok(Self {
+            detector,
+            probe,
+            every: downing.probe_every,
+            ask_at: None,
+            probes: JoinSet::new(),
+            asked: BTreeSet::new(),
+            known: BTreeMap::new(),
+        })
+    }
+
+    /// Whether they are asked, so that this node knows something of its own.
+    pub(super) fn are_asked(&self) -> bool {
+        self.probe.is_some()
+    }
+
+    /// Whom this node does not reach.
+    pub(super) fn unreachable(&self, now: Moment) -> BTreeSet<NodeId> {
+        let missed = |id: &&NodeId| self.detector.reach(id, now) == Reach::Unreachable;
+        self.known.keys().filter(missed).cloned().collect()
+    }
+
+    /// These are the peers from now on.
+    pub(super) fn follow(&mut self, peers: &BTreeMap<NodeId, NodeEntry>, now: Moment) {
+        let (known, detector) = (&mut self.known, &mut self.detector);
+        known.retain(|id, _| {
+            let stays = peers.contains_key(id);
+            if !stays {
+                detector.forget(id);
+            }
+            stays
+        });
+        for (id, entry) in peers {
+            if known.insert(id.clone(), entry.incarnation) != Some(entry.incarnation) {
+                // From now on it is expected to be heard.
+                detector.on_heartbeat(id, entry.incarnation, now);
+            }
+        }
+    }
+
+    /// Takes the heartbeats in Discovery, where the peers are not asked. Where heartbeats don't show, the
+    /// store vouches for those that are registered; and its own silence counts against nobody.
+    pub(super) fn hear(&mut self, nodes: &membership::View, silent: bool, now: Moment) {
+        if self.are_asked() {
+            return;
+        }
+        for seen in nodes.present() {
+            let (id, run) = (&seen.info.id, seen.info.incarnation);
+            if self.known.get(id) == Some(&run) {
+                let heard = nodes.heard(id).filter(|_| !silent).unwrap_or(now);
+                self.detector.on_heartbeat(id, run, heard);
+            }
+        }
+    }
+
+    /// For so long this process heard nobody.
+    pub(super) fn excuse(&mut self, silence: Duration) {
+        self.detector.excuse(silence);
+    }
+
+    /// Asks those that are not being asked, when it is time; tells when that is again.
+    pub(super) fn ask(
+        &mut self,
+        peers: &BTreeMap<NodeId, NodeEntry>,
+        now: Moment,
+    ) -> Option<Moment> {
+        let probe = self.probe.as_ref()?;
+        if let Some(at) = self.ask_at.filter(|at| *at > now) {
+            return Some(at);
+        }
+        let limit = self.every * PROBE_INTERVALS;
+        for peer in peers.values() {
+            if self.asked.insert((peer.id.clone(), peer.incarnation)) {
+                let (probe, peer) = (Arc::clone(probe), peer.clone());
+                self.probes.spawn(async move {
+                    let answer = tokio::time::timeout(limit, probe.probe(&peer)).await;
+                    let answered = matches!(answer, Ok(Ok(())));
+                    (peer, answered.then_some(now))
+                });
+            }
+        }
+        self.ask_at = Some(now.plus(self.every));
+        self.ask_at
+    }
+
+    /// Waits for the next answer and takes it in. An answer shows that the peer was there when it was
+    /// asked, or later. Nothing is lost when this is dropped.
+    pub(super) async fn answer(&mut self) {
+        let Some(probed) = self.probes.join_next().await else {
+            return std::future::pending().await;
+        };
+        let Ok((peer, answered)) = probed else {
+            // It panicked, and whom it asked is not known: all may be asked again.
+            self.asked.clear();
+            return;
+        };
+        self.asked.remove(&(peer.id.clone(), peer.incarnation));
+        if let Some(asked_at) = answered
+            && self.known.get(&peer.id) == Some(&peer.incarnation)
+        {
+            self.detector.on_heartbeat(&peer.id, peer.incarnation, asked_at);
+        }
+    }
+}
+
+/// The detector that the settings name.
+fn named(
+    settings: &Settings,
+    downing: &DowningSettings,
+    probed: bool,
+) -> Result<Box<dyn FailureDetector>> {
+    Ok(match downing.detector {
+        Detecting::HeartbeatAge { limit } => {
+            let usual =
+                if probed { downing.probe_every * PROBES_MISSED } else { settings.node_ttl };
+            Box::new(HeartbeatAge::new(limit.unwrap_or(usual)))
+        }
+        Detecting::PhiAccrual { threshold } => {
+            let interval = if probed { downing.probe_every } else { settings.heartbeat };
+            let settings = PhiSettings { threshold, ..PhiSettings::new(interval) };
+            Box::new(PhiAccrual::new(settings)?)
+        }
+    })
+}
