@@ -290,7 +290,9 @@ impl ClusterBuilder {
         check_headers(&shared).await?;
         let mail = Mail::new(&shared, mailing, inboxes);
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
-        Ok(Cluster { inner: Arc::new(Inner::start(shared, keeper, hosts, mail, watchman, &cluster)) })
+        Ok(Cluster {
+            inner: Arc::new(Inner::start(shared, keeper, hosts, mail, watchman, &cluster)),
+        })
     }
 }
 
