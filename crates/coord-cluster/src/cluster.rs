@@ -12,7 +12,6 @@ use coord_core::{
     Watcher, shard_of,
 };
 use coord_placement::{Balanced, PlacementStrategy};
-use futures::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -24,7 +23,7 @@ use crate::downing::Watchman;
 use crate::events::Events;
 use crate::gating::GatingLease;
 use crate::handoff::Handoff;
-use crate::mailbox::{Handler, Inbox, Inboxes, Mailbox, MailboxLimits, Outbox};
+use crate::mailbox::{Handler, Inbox, Mailbox, MailboxLimits, Mailboxes};
 use crate::membership::{self, Judging, Keeper};
 use crate::region::{self, Host};
 use crate::settings::Settings;
@@ -288,50 +287,10 @@ impl ClusterBuilder {
             gate.check(&shared)?;
         }
         check_headers(&shared).await?;
-        let mail = Mail::new(&shared, mailing, inboxes);
+        let mailboxes = Mailboxes::new(&shared, mailing, inboxes);
         let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
-        Ok(Cluster {
-            inner: Arc::new(Inner::start(shared, keeper, hosts, mail, watchman, &cluster)),
-        })
-    }
-}
-
-/// What a node sends and takes messages with; nothing without a transport.
-struct Mail {
-    transport: Option<Arc<dyn Transport>>,
-    outboxes: BTreeMap<TableName, Arc<Outbox>>,
-}
-
-impl Mail {
-    fn new(
-        shared: &Arc<Shared>,
-        mailing: Option<(Arc<dyn Transport>, MailboxLimits)>,
-        inboxes: BTreeMap<TableName, Arc<Inbox>>,
-    ) -> Self {
-        let Some((transport, limits)) = mailing else {
-            return Self { transport: None, outboxes: BTreeMap::new() };
-        };
-        let outbox = |(name, spec): (&TableName, &Spec)| {
-            let (transport, inbox) = (Arc::clone(&transport), inboxes.get(name).cloned());
-            let shards = spec.header.shards;
-            let shared = Arc::clone(shared);
-            let outbox = Outbox::new(shared, name.clone(), shards, limits, transport, inbox);
-            (name.clone(), outbox)
-        };
-        let outboxes = shared.specs.iter().map(outbox).collect();
-        transport.serve(Arc::new(Inboxes(inboxes)));
-        Self { transport: Some(transport), outboxes }
-    }
-
-    /// What waits is told so, what is on its way may end, and what was taken is answered.
-    async fn close(self: Arc<Self>, shared: Arc<Shared>) {
-        shared.stop.cancelled().await;
-        let limit = shared.settings.stop_budget();
-        join_all(self.outboxes.values().map(|outbox| outbox.close(limit))).await;
-        shared.unhosted.cancelled().await;
-        if let Some(transport) = &self.transport {
-            transport.close().await;
-        }
+        let inner = Inner::start(shared, keeper, hosts, mailboxes, watchman, &cluster);
+        Ok(Cluster { inner: Arc::new(inner) })
     }
 }
 
@@ -367,7 +326,7 @@ struct Inner {
     shared: Arc<Shared>,
     tasks: TaskTracker,
     local: mpsc::Sender<LocalCommand>,
-    mail: Arc<Mail>,
+    mailboxes: Arc<Mailboxes>,
     /// What came of the deregistration.
     farewell: Arc<Mutex<Option<Error>>>,
 }
@@ -377,7 +336,7 @@ impl Inner {
         shared: Arc<Shared>,
         keeper: Keeper,
         mut hosts: BTreeMap<TableName, Arc<dyn Host>>,
-        mail: Mail,
+        mailboxes: Mailboxes,
         watchman: Option<Watchman>,
         cluster: &ClusterName,
     ) -> Self {
@@ -411,14 +370,14 @@ impl Inner {
         if shared.settings.candidate || watchman.is_some() {
             tasks.spawn(membership::watch_nodes(Arc::clone(&shared)).instrument(span.clone()));
         }
-        let mail = Arc::new(mail);
-        tasks.spawn(Arc::clone(&mail).close(Arc::clone(&shared)).instrument(span.clone()));
+        let mailboxes = Arc::new(mailboxes);
+        tasks.spawn(Arc::clone(&mailboxes).close(Arc::clone(&shared)).instrument(span.clone()));
         if let Some(watchman) = watchman {
             tasks.spawn(watchman.watch(Arc::clone(&shared)).instrument(span.clone()));
         }
         tasks.spawn(election::run(Arc::clone(&shared), commands).instrument(span));
         tasks.close();
-        Self { shared, tasks, local, mail, farewell }
+        Self { shared, tasks, local, mailboxes, farewell }
     }
 }
 
@@ -509,8 +468,8 @@ impl Cluster {
     /// [transport](ClusterBuilder::transport).
     pub fn mailbox(&self, table: &TableName) -> Result<Mailbox> {
         let why = "it is no table of this node, or the node has no transport";
-        let outbox = self.inner.mail.outboxes.get(table).cloned();
-        outbox.map(Mailbox).ok_or_else(|| Error::invalid("mailbox", why).resource(table))
+        let mailbox = self.inner.mailboxes.get(table);
+        mailbox.ok_or_else(|| Error::invalid("mailbox", why).resource(table))
     }
 
     /// Whether this node leads now. It reads the clock, and no store.

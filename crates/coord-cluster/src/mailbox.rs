@@ -55,6 +55,7 @@ mod ask;
 mod envelope;
 mod inbox;
 mod lanes;
+mod mailboxes;
 mod outbox;
 mod seen;
 
@@ -66,8 +67,8 @@ use bytes::Bytes;
 use coord_core::ShardId;
 
 pub use self::ask::{AskError, Mailbox};
-pub(crate) use self::inbox::{Inbox, Inboxes};
-pub(crate) use self::outbox::Outbox;
+pub(crate) use self::inbox::Inbox;
+pub(crate) use self::mailboxes::Mailboxes;
 use crate::region::{Host, ShardFence};
 
 /// The longest time limit of one message.

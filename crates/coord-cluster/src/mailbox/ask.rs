@@ -14,7 +14,7 @@ use super::{ASK_LIMIT, ASK_LIMIT_MAX};
 
 /// The mailboxes of one table, as one node reaches them. Clones are the same.
 #[derive(Clone)]
-pub struct Mailbox(pub(crate) Arc<Outbox>);
+pub struct Mailbox(pub(super) Arc<Outbox>);
 
 impl Mailbox {
     /// Sends a message to the shard of a key and waits for its answer, for 10 s at most. The message has
