@@ -33,36 +33,22 @@
 //! # }
 //! ```
 
+mod builder;
 mod driver;
 mod machine;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::session::{Leases, Tenure};
-use coord_core::{Clock, Error, ErrorKind, Fence, LeaseName, Moment, Result};
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use tokio::runtime::Handle;
+use coord_core::{Error, Fence, LeaseName, Moment, Result};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tracing::Instrument;
 
-use self::driver::Driver;
-use self::machine::Times;
-use crate::settings::Settings;
-use crate::shared::{Ending, Shared};
-
-const TTL_DEFAULT: Duration = Duration::from_secs(30);
-const RETRY_DEFAULT: Duration = Duration::from_secs(5);
-const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(2);
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
-const RESTART_PAUSE_MAX: Duration = Duration::from_secs(300);
+pub use self::builder::SingletonBuilder;
 
 /// What a job wants when it ends by itself.
 #[non_exhaustive]
@@ -183,192 +169,6 @@ impl Duty {
     /// Nothing is lost.
     pub async fn cancelled(&self) {
         self.cancel.cancelled().await;
-    }
-}
-
-type Job = Box<dyn Fn(Duty) -> BoxFuture<'static, Next> + Send + Sync>;
-
-/// How a job is to run on one node of many. What is not said follows from the TTL; everything is checked
-/// together by [`start`](Self::start).
-#[derive(Clone, Debug)]
-#[must_use = "nothing runs before it is started"]
-pub struct SingletonBuilder {
-    leases: Leases,
-    clock: Arc<dyn Clock>,
-    name: LeaseName,
-    ttl: Duration,
-    retry_every: Duration,
-    request_timeout: Option<Duration>,
-    stop_budget: Option<Duration>,
-    restart_pause: Duration,
-    restart_pause_max: Duration,
-    scope: Scope,
-}
-
-/// Whose end ends the singleton too.
-#[derive(Clone, Default)]
-struct Scope {
-    tasks: TaskTracker,
-    stop: CancellationToken,
-    shared: Option<Arc<Shared>>,
-}
-
-impl Scope {
-    /// Whether the process is to count as crashed.
-    fn is_abandoned(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| shared.ending() == Ending::Abandoned)
-    }
-}
-
-impl fmt::Debug for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("node", &self.shared.is_some()).finish_non_exhaustive()
-    }
-}
-
-impl SingletonBuilder {
-    fn new(leases: Leases, name: LeaseName) -> Self {
-        Self {
-            clock: leases.clock(),
-            leases,
-            name,
-            ttl: TTL_DEFAULT,
-            retry_every: RETRY_DEFAULT,
-            request_timeout: None,
-            stop_budget: None,
-            restart_pause: RESTART_PAUSE,
-            restart_pause_max: RESTART_PAUSE_MAX,
-            scope: Scope::default(),
-        }
-    }
-
-    /// For a node of a cluster, with whose runtime it ends.
-    pub(crate) fn of_node(
-        shared: &Arc<Shared>,
-        tasks: &TaskTracker,
-        leases: Leases,
-        name: LeaseName,
-    ) -> Self {
-        let Settings { sharding_ttl, sharding_retry, request_timeout, .. } = shared.settings;
-        let (tasks, stop) = (tasks.clone(), shared.stop.child_token());
-        Self {
-            scope: Scope { tasks, stop, shared: Some(Arc::clone(shared)) },
-            ..Self::new(leases, name)
-        }
-        .ttl(sharding_ttl)
-        .retry_every(sharding_retry)
-        .request_timeout(request_timeout)
-    }
-
-    /// How long the lease lasts without renewal, 1 s to 24 h; 30 s unless said. A node that crashes is
-    /// followed by another after this.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
-
-    /// How often a node that waits tries although the watch tells it nothing; 5 s unless said.
-    pub fn retry_every(mut self, interval: Duration) -> Self {
-        self.retry_every = interval;
-        self
-    }
-
-    /// How long one request to the store may take; a tenth of the TTL, and at most 2 s, unless said.
-    pub fn request_timeout(mut self, timeout: Duration) -> Self {
-        self.request_timeout = Some(timeout);
-        self
-    }
-
-    /// How long the job may take to stop once it was told to; a fifteenth of the TTL unless said. With no
-    /// more than that, a store that is away for less than half of the TTL stops no job.
-    pub fn stop_budget(mut self, budget: Duration) -> Self {
-        self.stop_budget = Some(budget);
-        self
-    }
-
-    /// How long this node waits before it stands for the lease again after the job ended; 1 s unless said.
-    /// It doubles while the job fails, and begins anew once it ran for longer than the longest pause.
-    pub fn restart_pause(mut self, pause: Duration) -> Self {
-        self.restart_pause = pause;
-        self
-    }
-
-    /// The longest of those pauses; 5 min unless said.
-    pub fn restart_pause_max(mut self, pause: Duration) -> Self {
-        self.restart_pause_max = pause;
-        self
-    }
-
-    /// Checks it all, and stands for the lease from now on, in a task of its own. `job` makes a future
-    /// that runs in another task, once for each time that this node holds the lease.
-    ///
-    /// # Errors
-    /// `Invalid`, naming every contradiction; `Internal` outside a Tokio runtime.
-    pub fn start<F, W>(self, job: F) -> Result<Singleton>
-    where
-        F: Fn(Duty) -> W + Send + Sync + 'static,
-        W: Future<Output = Next> + Send + 'static,
-    {
-        let times = self.times()?;
-        let runtime = Handle::try_current().map_err(|_error| {
-            let error = Error::new(ErrorKind::Internal, "start singleton");
-            error.message("not inside a Tokio runtime").resource(&self.name)
-        })?;
-        let session = self
-            .leases
-            .named(self.name.clone())
-            .ttl(self.ttl)
-            .retry_every(self.retry_every)
-            .renew_every(self.renew_every())
-            .request_timeout(self.timeout())
-            .build()?;
-        let state = watch::Sender::new(State::Waiting);
-        let Self { clock, name, scope, .. } = self;
-        let singleton =
-            Singleton { name: name.clone(), state: state.subscribe(), stop: scope.stop.clone() };
-        let span = tracing::info_span!("singleton", lease = %name);
-        let job: Job = Box::new(move |duty| job(duty).boxed());
-        let tasks = scope.tasks.clone();
-        let driver = Driver::new(session, clock, Arc::new(job), times, scope, state);
-        tasks.spawn_on(driver.run().instrument(span), &runtime);
-        Ok(singleton)
-    }
-
-    /// Renewed six times in a TTL, so that one comes in time also where the store was away for half of it.
-    fn renew_every(&self) -> Duration {
-        self.ttl / 6
-    }
-
-    fn timeout(&self) -> Duration {
-        self.request_timeout.unwrap_or_else(|| (self.ttl / 10).min(REQUEST_TIMEOUT_MAX))
-    }
-
-    fn times(&self) -> Result<Times> {
-        let stop_budget = self.stop_budget.unwrap_or(self.ttl / 15);
-        let Self { restart_pause, restart_pause_max, .. } = *self;
-        let mut wrong = Vec::new();
-        if restart_pause.is_zero() {
-            wrong.push("restart_pause is 0: a job that fails would not rest".to_owned());
-        }
-        if restart_pause_max < restart_pause {
-            wrong.push(format!(
-                "restart_pause_max {restart_pause_max:?} is below restart_pause {restart_pause:?}"
-            ));
-        }
-        let usable = self.ttl.saturating_sub(Settings::margin(self.ttl));
-        let renewed = (self.renew_every() * 11 / 10).saturating_add(self.timeout());
-        if renewed.saturating_add(stop_budget) >= usable {
-            wrong.push(format!(
-                "stop_budget {stop_budget:?} and the time of a renewal {renewed:?} are not below ttl \
-                 less its margin, {usable:?}"
-            ));
-        }
-        if !wrong.is_empty() {
-            let error = Error::invalid("configure singleton", wrong.join("; "));
-            return Err(error.resource(&self.name));
-        }
-        let start_within = self.ttl / 3;
-        Ok(Times { stop_budget, start_within, restart_pause, restart_pause_max })
     }
 }
 

@@ -11,8 +11,9 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::builder::{Job, Scope};
 use super::machine::{JobEnd, Machine, Phase, Times, Turn};
-use super::{Duty, Ended, Job, Next, Scope, State};
+use super::{Duty, Ended, Next, State};
 use crate::shared::SLEEP_MAX;
 use crate::telemetry;
 

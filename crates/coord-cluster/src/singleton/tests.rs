@@ -1,6 +1,8 @@
 //! The machine alone: when it stops, aborts, rests and gives up.
 
-use super::machine::{JobEnd, Machine, Phase, Turn};
+use coord_core::ErrorKind;
+
+use super::machine::{JobEnd, Machine, Phase, Times, Turn};
 use super::*;
 
 const BUDGET: Duration = Duration::from_secs(2);

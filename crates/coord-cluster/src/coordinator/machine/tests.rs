@@ -91,6 +91,7 @@ struct Leader {
     asked: Ticket,
     answered: BTreeSet<Ticket>,
     over: bool,
+    gave_way_to: Option<NodeId>,
 }
 
 /// A process that hosts shards.
@@ -191,8 +192,12 @@ impl World {
             self.news = vec![NodeEvent::Snapshot(records)];
         }
         let rules = self.rules.clone();
-        let machine = Machine::new(id(0), fence(term), rules, &self.specs, self.now);
-        self.leaders.push(Leader { machine, asked: 0, answered: BTreeSet::new(), over: false });
+        let mut machine = Machine::new(id(0), fence(term), rules, &self.specs, self.now);
+        // Nobody but n0 stands here: an heir that was left the time to lead did not take it.
+        let late = self.leaders.last_mut().and_then(|leader| leader.gave_way_to.take());
+        machine.has_waited_for(late);
+        let (answered, over, gave_way_to) = (BTreeSet::new(), false, None);
+        self.leaders.push(Leader { machine, asked: 0, answered, over, gave_way_to });
     }
 
     fn newest(&mut self, number: u8) -> Option<&mut Process> {
@@ -468,6 +473,9 @@ impl World {
             Turn::Wait(until) => return Some(until),
             Turn::Stop(stop) => {
                 leader.over = true;
+                if let Stop::GivesWay(heir) = &stop {
+                    leader.gave_way_to = Some(heir.clone());
+                }
                 assert_eq!(leader.machine.next(now), Turn::Stop(stop), "it does nothing more");
                 return Some(None);
             }
