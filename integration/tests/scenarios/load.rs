@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::backends;
-use super::driver::{Done, PATIENCE, World, quick, on_each};
+use super::driver::{Done, PATIENCE, World, calm, on_each};
 use super::figures::note;
 use super::ledger::{Ledger, Lines};
 use super::member::ServiceAt;
@@ -22,7 +22,7 @@ const NODES: usize = 3;
 /// Each has one client.
 const SHARDS: u32 = 48;
 /// How long a client waits before its next request, and before it tries one again.
-pub(crate) const THINKS: Duration = Duration::from_millis(50);
+pub(crate) const THINKS: Duration = Duration::from_millis(100);
 pub(crate) const AGAIN: Duration = Duration::from_millis(10);
 /// After which it tries again although nothing was answered.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -31,16 +31,16 @@ pub(crate) fn trials() -> Vec<Trial> {
     let single = || backends::all().into_iter().filter(|store| store.servers == 1);
     let name = |handoff| format!("i_all_nodes_are_restarted_under_load_{handoff}");
     let mut trials =
-        on_each(single(), &name(Handoff::Exclusive), quick, async |world: &mut World| {
+        on_each(single(), &name(Handoff::Exclusive), calm, async |world: &mut World| {
             serve_on(world, Handoff::Exclusive).await
         });
     trials.extend(on_each(
         single(),
         &name(Handoff::MakeBeforeBreak),
-        quick,
+        calm,
         async |world: &mut World| serve_on(world, Handoff::MakeBeforeBreak).await,
     ));
-    trials.extend(on_each(single(), &name(Handoff::Eager), quick, async |world: &mut World| {
+    trials.extend(on_each(single(), &name(Handoff::Eager), calm, async |world: &mut World| {
         serve_on(world, Handoff::Eager).await
     }));
     trials
