@@ -11,6 +11,7 @@ mod scenarios {
     pub(crate) mod figures;
     pub(crate) mod host;
     pub(crate) mod hosted;
+    pub(crate) mod kv;
     pub(crate) mod leaders;
     pub(crate) mod ledger;
     pub(crate) mod load;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
     trials.extend(scenarios::hosted::trials());
     trials.extend(scenarios::leaders::trials());
     trials.extend(scenarios::load::trials());
+    trials.extend(scenarios::kv::trials());
     trials.extend(scenarios::misled::trials());
     trials.extend(scenarios::nodes::trials());
     trials.extend(scenarios::rolling::trials());
