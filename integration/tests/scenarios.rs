@@ -11,6 +11,7 @@ mod scenarios {
     pub(crate) mod figures;
     pub(crate) mod host;
     pub(crate) mod hosted;
+    pub(crate) mod kv;
     pub(crate) mod leaders;
     pub(crate) mod ledger;
     pub(crate) mod load;
@@ -27,10 +28,24 @@ mod scenarios {
 
 use std::process::ExitCode;
 
-use libtest_mimic::Arguments;
+use libtest_mimic::{Arguments, Trial};
 
 /// The trials mostly wait. More of them at once would starve each other on two cores.
 const TRIALS_AT_ONCE: usize = 4;
+
+/// Puts the trials that need much of the machine among those that mostly wait.
+fn spread(waiting: Vec<Trial>, busy: Vec<Trial>) -> Vec<Trial> {
+    let every = waiting.len() / busy.len().max(1) + 1;
+    let (mut trials, mut busy) = (Vec::new(), busy.into_iter());
+    for (number, trial) in waiting.into_iter().enumerate() {
+        if number % every == 0 {
+            trials.extend(busy.next());
+        }
+        trials.push(trial);
+    }
+    trials.extend(busy);
+    trials
+}
 
 fn main() -> ExitCode {
     if let Some(code) = scenarios::member::run() {
@@ -42,12 +57,13 @@ fn main() -> ExitCode {
     trials.extend(scenarios::hosted::trials());
     trials.extend(scenarios::leaders::trials());
     trials.extend(scenarios::load::trials());
+    trials.extend(scenarios::kv::trials());
     trials.extend(scenarios::misled::trials());
     trials.extend(scenarios::nodes::trials());
     trials.extend(scenarios::rolling::trials());
     trials.extend(scenarios::stores::trials());
     trials.extend(scenarios::replies::trials());
-    trials.extend(scenarios::candidates::trials());
+    let trials = spread(trials, scenarios::candidates::trials());
     let conclusion = libtest_mimic::run(&arguments, trials);
     scenarios::figures::tell();
     conclusion.exit_code()

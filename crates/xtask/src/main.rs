@@ -37,7 +37,7 @@ enum Task {
     /// COORD_REQUIRE=nats,etcd,… makes a failure of each named backend that is left out.
     Test {
         /// How many test programs run at once when all are run; they mostly wait for servers.
-        #[arg(long, value_name = "PROGRAMS", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
+        #[arg(long, value_name = "PROGRAMS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..))]
         at_once: u8,
         /// Passed on to `cargo test`, e.g. `-p coord-core` or a test's name: it then runs one program
         /// after the other.

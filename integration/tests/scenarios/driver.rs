@@ -51,6 +51,22 @@ pub(crate) fn quick(_: &Store) -> Settings {
     settings
 }
 
+/// Twice as long, where nothing waits for their end.
+pub(crate) fn calm(store: &Store) -> Settings {
+    let mut settings = quick(store);
+    for time in [
+        &mut settings.leader_ttl,
+        &mut settings.leader_renew,
+        &mut settings.leader_retry,
+        &mut settings.heartbeat,
+        &mut settings.node_ttl,
+        &mut settings.request_timeout,
+    ] {
+        *time *= 2;
+    }
+    settings
+}
+
 /// One cluster on a store.
 #[derive(Debug)]
 pub(crate) struct World {

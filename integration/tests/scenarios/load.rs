@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::backends;
-use super::driver::{Done, PATIENCE, World, on_each, quick};
+use super::driver::{Done, PATIENCE, World, calm, on_each};
 use super::figures::note;
 use super::ledger::{Ledger, Lines};
 use super::member::ServiceAt;
@@ -22,8 +22,8 @@ const NODES: usize = 3;
 /// Each has one client.
 const SHARDS: u32 = 48;
 /// How long a client waits before its next request, and before it tries one again.
-const THINKS: Duration = Duration::from_millis(50);
-const AGAIN: Duration = Duration::from_millis(10);
+pub(crate) const THINKS: Duration = Duration::from_millis(100);
+pub(crate) const AGAIN: Duration = Duration::from_millis(10);
 /// After which it tries again although nothing was answered.
 const LIMIT: Duration = Duration::from_secs(2);
 
@@ -31,16 +31,16 @@ pub(crate) fn trials() -> Vec<Trial> {
     let single = || backends::all().into_iter().filter(|store| store.servers == 1);
     let name = |handoff| format!("i_all_nodes_are_restarted_under_load_{handoff}");
     let mut trials =
-        on_each(single(), &name(Handoff::Exclusive), quick, async |world: &mut World| {
+        on_each(single(), &name(Handoff::Exclusive), calm, async |world: &mut World| {
             serve_on(world, Handoff::Exclusive).await
         });
     trials.extend(on_each(
         single(),
         &name(Handoff::MakeBeforeBreak),
-        quick,
+        calm,
         async |world: &mut World| serve_on(world, Handoff::MakeBeforeBreak).await,
     ));
-    trials.extend(on_each(single(), &name(Handoff::Eager), quick, async |world: &mut World| {
+    trials.extend(on_each(single(), &name(Handoff::Eager), calm, async |world: &mut World| {
         serve_on(world, Handoff::Eager).await
     }));
     trials
@@ -73,15 +73,21 @@ async fn serve_on(world: &mut World, handoff: Handoff) -> Done {
 
     let logs = ledger.logs.lock().unwrap_or_else(PoisonError::into_inner);
     let mut wrong = String::new();
-    for result in &results {
-        let (served, sent) = (logs.of(result.shard), result.latencies.len());
+    for (shard, outcome) in &results {
+        let (served, sent) = (logs.of(*shard), outcome.latencies.len());
         let each_once = (1..).zip(served).all(|(number, served)| *served == number);
         if !each_once || served.len() != sent {
-            let _ = writeln!(wrong, "shard {}: {sent} requests, served {served:?}", result.shard);
+            let _ = writeln!(wrong, "shard {shard}: {sent} requests, served {served:?}");
         }
     }
     let (stale, conflicts) = (logs.stale, logs.conflicts);
-    tell(world, handoff, took, &results, (stale, conflicts));
+    let outcomes: Vec<_> = results.into_iter().map(|(_, outcome)| outcome).collect();
+    let store = world.store.name;
+    tell(
+        &format!("{store}, {handoff}, {stale} stale writes and {conflicts} conflicts refused"),
+        took,
+        &outcomes,
+    );
     // Where a shard never has two hosts, nobody writes what another has to be kept from.
     if handoff == Handoff::Exclusive && (stale, conflicts) != (0, 0) {
         let _ =
@@ -90,23 +96,18 @@ async fn serve_on(world: &mut World, handoff: Handoff) -> Done {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.into()) }
 }
 
-fn tell(
-    world: &World,
-    handoff: Handoff,
-    took: Duration,
-    results: &[Outcome],
-    (stale, conflicts): (usize, usize),
-) {
+/// Notes how long what took, as clients saw it.
+pub(crate) fn tell(what: &str, took: Duration, results: &[Outcome]) {
     let mut latencies: Vec<_> = results.iter().flat_map(|r| &r.latencies).copied().collect();
     latencies.sort_unstable();
     let mut gaps: Vec<_> = results.iter().map(|result| result.gap).collect();
     gaps.sort_unstable();
     let at = |sorted: &[Duration], percent: usize| sorted[(sorted.len() - 1) * percent / 100];
     note(format!(
-        "{}, {handoff}: {NODES} nodes restarted in {took:.1?} under {SHARDS} clients: {} requests, each served \
-         once, p50 {:.1?}, p99 {:.1?}; longest time without a success, by shard: p50 {:.0?}, longest {:.0?} \
-         (clients pause for {THINKS:.0?}); {stale} stale writes and {conflicts} conflicts refused",
-        world.store.name,
+        "{what}: all nodes restarted in {took:.1?} under {} clients: {} requests, each served once, p50 {:.1?}, \
+         p99 {:.1?}; longest time without a success, by client: p50 {:.0?}, longest {:.0?} (they pause for \
+         {THINKS:.0?})",
+        results.len(),
         latencies.len(),
         at(&latencies, 50),
         at(&latencies, 99),
@@ -123,19 +124,18 @@ struct Client {
 }
 
 /// What a client saw.
-#[derive(Debug)]
-struct Outcome {
-    shard: ShardId,
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
     /// Of each request, from its first try to its success.
-    latencies: Vec<Duration>,
+    pub(crate) latencies: Vec<Duration>,
     /// The longest time between two successes.
-    gap: Duration,
+    pub(crate) gap: Duration,
 }
 
 impl Client {
-    async fn run(self) -> Outcome {
+    async fn run(self) -> (ShardId, Outcome) {
         let (mut connection, mut last) = (None, now());
-        let mut outcome = Outcome { shard: self.shard, latencies: Vec::new(), gap: Duration::ZERO };
+        let mut outcome = Outcome::default();
         for number in 1.. {
             let request = Request { shard: self.shard, number };
             let begun = now();
@@ -150,7 +150,7 @@ impl Client {
                 break;
             }
         }
-        outcome
+        (self.shard, outcome)
     }
 
     /// Asks whoever owns the shard by the newest map.

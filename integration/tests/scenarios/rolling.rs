@@ -1,19 +1,17 @@
 //! I: every node is restarted, one after the other, each leaving in order.
 
-use std::time::Duration;
-
 use coord::cluster::EventKind;
 use libtest_mimic::Trial;
 
 use super::backends;
 use super::checks::Told;
-use super::driver::{Done, Member, World, on_each, quick};
+use super::driver::{Done, Member, World, calm, on_each};
 use super::figures::note;
 use super::hosted;
 use super::recording::now;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    on_each(backends::all(), "i_all_nodes_are_restarted_in_order", quick, all_restart)
+    on_each(backends::all(), "i_all_nodes_are_restarted_in_order", calm, all_restart)
 }
 
 async fn all_restart(world: &mut World) -> Done {
@@ -57,7 +55,7 @@ async fn all_restart(world: &mut World) -> Done {
         world.store.name
     ));
     // By handing over, not by waiting for the end of a TTL.
-    let limit = world.settings.node_ttl - Duration::from_secs(1);
+    let limit = world.settings.node_ttl / 2;
     if longest > limit {
         return Err(format!("a shard had no host for {longest:?}").into());
     }
