@@ -87,6 +87,7 @@ impl Keeper {
             let now = shared.clock.now();
             self.registrar.on_reports(&reports.borrow_and_update(), now);
             self.registrar.on_row(row.borrow_and_update().as_ref(), now);
+            self.registrar.on_loads(&shared.loads.borrow());
             if self.registrar.registration().is_none() && shared.stop.is_cancelled() {
                 break;
             }
@@ -205,6 +206,9 @@ impl Keeper {
                 let call = shared.discovery.heartbeat(&held, &info);
                 let answer = shared.call("heartbeat", call).await?;
                 telemetry::heartbeat(shared.clock.now().since(began));
+                if let Some(load) = info.load {
+                    telemetry::node_load(&shared.node, load);
+                }
                 Ok(match answer {
                     Heartbeat::Renewed(held) => Told::Held(held),
                     Heartbeat::Gone => Told::Gone,

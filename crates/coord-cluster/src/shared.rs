@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use coord_core::session::Tenure;
 use coord_core::{
-    Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Report, Result,
-    ShardMap, TableName,
+    Clock, Discovery, Error, Incarnation, Lease, Load, LoadReport, Moment, NodeId, Placement,
+    Report, Result, ShardMap, TableName,
 };
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::coordinator::{Spec, Verdict};
+use crate::coordinator::{Seen, Spec, Verdict};
 use crate::downing::Why;
 use crate::events::{Cause, Event};
 use crate::gate::Gate;
@@ -61,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) row: watch::Sender<Option<BTreeSet<NodeId>>>,
     /// Whom this node's side of a partition has downed.
     pub(crate) verdicts: watch::Sender<BTreeMap<NodeId, Verdict>>,
+    /// How busy the shards of each table are that asks for it.
+    pub(crate) loads: watch::Sender<BTreeMap<TableName, Told>>,
     /// Cancelled when no region hosts anything any more.
     pub(crate) unhosted: CancellationToken,
     /// What is seen of all registrations.
@@ -71,11 +73,22 @@ pub(crate) struct Shared {
     events: broadcast::Sender<Arc<Event>>,
     observer: Mutex<Observer>,
     store: Mutex<StoreHealth>,
+    /// When the versions of each table were seen here.
+    seen: Mutex<BTreeMap<TableName, Seen>>,
     /// Cancelled when the node's runtime ends.
     pub(crate) stop: CancellationToken,
     ending: Mutex<Ending>,
     /// Cancelled when this node can't lead any more.
     pub(crate) led: CancellationToken,
+}
+
+/// How busy a run's shards of a table are.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub(crate) run: Incarnation,
+    pub(crate) report: LoadReport,
+    /// All of them together.
+    pub(crate) sum: Load,
 }
 
 /// When the store last answered this process.
@@ -111,12 +124,14 @@ impl Shared {
             reports: watch::Sender::default(),
             row: watch::Sender::default(),
             verdicts: watch::Sender::default(),
+            loads: watch::Sender::default(),
             unhosted: CancellationToken::new(),
             view: watch::Sender::default(),
             tenure: watch::Sender::new(None),
             status: watch::Sender::new(Arc::new(observer.status())),
             events,
             observer: Mutex::new(observer),
+            seen: Mutex::default(),
             store: Mutex::new(StoreHealth { answered: clock.now() }),
             stop: CancellationToken::new(),
             ending: Mutex::new(Ending::Orderly),
@@ -160,6 +175,17 @@ impl Shared {
     /// Looks at what this node knows.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Observer) -> T) -> T {
         look(&lock(&self.observer))
+    }
+
+    /// A version of a table was seen.
+    pub(crate) fn note_seen(&self, name: &TableName, map: &ShardMap) {
+        let mut seen = lock(&self.seen);
+        seen.entry(name.clone()).or_default().note(map, self.clock.now());
+    }
+
+    /// When the versions of each table were seen here.
+    pub(crate) fn seen(&self) -> BTreeMap<TableName, Seen> {
+        lock(&self.seen).clone()
     }
 
     /// When the store last answered.

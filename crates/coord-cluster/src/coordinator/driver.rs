@@ -73,6 +73,9 @@ pub(crate) async fn lead(
     let mut machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
     machine.on_gate(gate.is_none());
     machine.has_waited_for(late_heir);
+    for (name, seen) in shared.seen() {
+        machine.on_history(&name, seen);
+    }
     let mut lead = Lead {
         shared: Arc::clone(shared),
         guard,

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use coord_core::{
     Epoch, Fence, Incarnation, Moment, Motion, MotionPhase, NodeId, Report, ShardId, ShardMap,
-    Slot, TableUid,
+    Slot, TableUid, Version,
 };
 
 use crate::gate::Standing;
@@ -166,18 +166,30 @@ impl Hosting {
         }
     }
 
-    /// Nothing of the shard runs here any more.
-    pub(crate) fn on_ended(&mut self, shard: ShardId, panicked: bool, now: Moment) {
+    /// Nothing of the shard runs here any more. Tells how often its host has panicked since the shard was
+    /// ready last, where it did now.
+    pub(crate) fn on_ended(&mut self, shard: ShardId, panicked: bool, now: Moment) -> Option<u32> {
         self.shards.remove(&shard);
-        if panicked {
+        panicked.then(|| {
             let times = self.faults.get(&shard).map_or(0, |(times, _)| *times);
             let pause = FAULT_PAUSE_MIN.saturating_mul(1 << times.min(10)).min(FAULT_PAUSE_MAX);
             self.faults.insert(shard, (times.saturating_add(1), now.plus(pause)));
-        }
+            times.saturating_add(1)
+        })
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.is_empty()
+    }
+
+    /// Which life and version of the table it goes by, the shards that run, and the version that brought
+    /// the last of them.
+    pub(crate) fn running(&self) -> Option<(TableUid, Version, Vec<ShardId>, Version)> {
+        let map = self.map.as_ref()?;
+        let runs = self.shards.iter().filter(|(_, hosted)| hosted.state == State::Running);
+        let newest = runs.clone().map(|(_, hosted)| hosted.epoch.get()).max().unwrap_or_default();
+        let shards = runs.map(|(shard, _)| *shard).collect();
+        Some((map.uid(), map.version(), shards, Version::new(newest)))
     }
 
     /// What to do now.
