@@ -4,6 +4,7 @@
 
 mod driver;
 mod judge;
+mod lives;
 mod loads;
 mod machine;
 mod moving;

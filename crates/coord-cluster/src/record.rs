@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, Ttl, Version};
+use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, TableUid, Ttl, Version};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::handoff::Handoff;
@@ -42,9 +42,28 @@ pub(crate) struct ClusterRecord {
     /// Shards that nobody may have, since whoever had them crashed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) parked: BTreeMap<TableName, BTreeMap<ShardId, Parked>>,
+    /// Which life each table is in, and who has still to stop what it hosted of an earlier one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) lives: BTreeMap<TableName, Life>,
     /// Shards that crashed hosts have had in common.
     #[serde(default, skip_serializing_if = "Suspicions::is_empty")]
     pub(crate) suspicions: Suspicions,
+}
+
+/// One life of a table, from its creation to its deletion.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Life {
+    pub(crate) uid: TableUid,
+    /// Nobody is given a shard before these are over or have stopped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) awaits: Vec<Run>,
+}
+
+/// One run of a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
 }
 
 /// Why a shard is parked.
@@ -152,6 +171,7 @@ impl Default for ClusterRecord {
             heir: None,
             stuck: BTreeMap::new(),
             parked: BTreeMap::new(),
+            lives: BTreeMap::new(),
             suspicions: Suspicions::default(),
         }
     }
@@ -306,8 +326,8 @@ mod tests {
     }
 
     #[test]
-    fn parked_shards_read_and_write_their_golden_form_and_are_not_overlooked() {
-        let golden = r#"{"format":3,"paused":false,"parked":{"orders":{"7":{"hosts":["n1","n2"]}}},"suspicions":{"crashes":[{"node":"n1","incarnation":"00000000000000000000000000000001","versions":{"orders":5}}],"groups":[{"crashes":[0],"shards":{"orders":[3,4]}}]}}"#;
+    fn parked_shards_and_lives_read_and_write_their_golden_form_and_are_not_overlooked() {
+        let golden = r#"{"format":3,"paused":false,"parked":{"orders":{"7":{"hosts":["n1","n2"]}}},"lives":{"orders":{"uid":"00000000000000000000000000000009","awaits":[{"node":"n1","incarnation":"00000000000000000000000000000001"}]}},"suspicions":{"crashes":[{"node":"n1","incarnation":"00000000000000000000000000000001","versions":{"orders":5}}],"groups":[{"crashes":[0],"shards":{"orders":[3,4]}}]}}"#;
         let table = TableName::new("orders").expect("name");
         let parked = Parked { hosts: vec![node("n1"), node("n2")] };
         let crashed = Crashed {
@@ -315,11 +335,14 @@ mod tests {
             incarnation: Incarnation::from_u128(1),
             versions: BTreeMap::from([(table.clone(), Version::new(5))]),
         };
+        let run = Run { node: node("n1"), incarnation: Incarnation::from_u128(1) };
+        let life = Life { uid: TableUid::from_u128(9), awaits: vec![run] };
         let shards = BTreeSet::from([3, 4].map(ShardId::new));
         let shards = BTreeMap::from([(table.clone(), shards)]);
         let mut record = ClusterRecord {
             format: FORMAT,
-            parked: BTreeMap::from([(table, BTreeMap::from([(ShardId::new(7), parked)]))]),
+            parked: BTreeMap::from([(table.clone(), BTreeMap::from([(ShardId::new(7), parked)]))]),
+            lives: BTreeMap::from([(table, life)]),
             suspicions: Suspicions {
                 crashes: vec![crashed],
                 groups: vec![Suspicion { crashes: vec![0], shards }],

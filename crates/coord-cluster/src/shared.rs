@@ -27,6 +27,8 @@ use crate::telemetry;
 /// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
 /// suspended, and the clock does not.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How often a stall of this process is looked for.
+const STALL_TICK_MAX: Duration = Duration::from_secs(1);
 
 /// How a node's runtime ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub(crate) struct Shared {
     pub(crate) unhosted: CancellationToken,
     /// What is seen of all registrations.
     pub(crate) view: watch::Sender<Arc<View>>,
+    /// When it was last looked whether this process had stalled.
+    pub(crate) ticked: watch::Sender<Moment>,
     /// This node's term, while it leads.
     pub(crate) tenure: watch::Sender<Option<Tenure>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
@@ -127,6 +131,7 @@ impl Shared {
             loads: watch::Sender::default(),
             unhosted: CancellationToken::new(),
             view: watch::Sender::default(),
+            ticked: watch::Sender::new(clock.now()),
             tenure: watch::Sender::new(None),
             status: watch::Sender::new(Arc::new(observer.status())),
             events,
@@ -186,6 +191,17 @@ impl Shared {
     /// When the versions of each table were seen here.
     pub(crate) fn seen(&self) -> BTreeMap<TableName, Seen> {
         lock(&self.seen).clone()
+    }
+
+    /// How often a stall of this process is looked for.
+    pub(crate) fn stall_tick(&self) -> Duration {
+        (self.settings.node_ttl / 10).min(STALL_TICK_MAX)
+    }
+
+    /// Whether this process may have been stalled just now, so that nobody must be judged before the next
+    /// look at it.
+    pub(crate) fn may_have_stalled(&self) -> bool {
+        self.clock.now().since(*self.ticked.borrow()) > self.stall_tick() * 2
     }
 
     /// When the store last answered.

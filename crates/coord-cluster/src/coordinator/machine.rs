@@ -19,6 +19,7 @@ use coord_core::{
 use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
 
 use super::judge::{self, Note, Write};
+use super::lives;
 use super::loads::{Figures, Loads};
 use super::placing::{Failed, Next, Placing, Question};
 use super::poisoning::{self, Hosted, Poisoning, Seen};
@@ -163,6 +164,9 @@ pub(crate) enum Stop {
     SteppedDown,
     /// This node is to lead, and was slower.
     GivesWay(NodeId),
+    /// A table was deleted. What its next life gives to hosts has to be newer than what the last one gave, so
+    /// that it takes another term.
+    Deleted(TableName),
     /// A write was refused: somebody else leads, or the store went back.
     Fenced,
     /// The reserved table can't be used.
@@ -182,6 +186,8 @@ pub(crate) enum Outcome {
     Published,
     /// The table has moved on.
     Conflict,
+    /// The table does not exist any more.
+    Deleted,
     /// Another leader has been there.
     Fenced,
     /// The registration is gone.
@@ -578,6 +584,7 @@ impl Machine {
             self.on_crash(fall, now);
         }
         let wake = wake.into_iter().chain(self.take_poison(now)).min();
+        self.take_lives(cluster, now);
         match self.cluster_map(cluster) {
             Ok(None) => {}
             Ok(Some(map)) => {
@@ -594,6 +601,35 @@ impl Machine {
             self.trigger(&reason, label, now);
         }
         Ok(wake)
+    }
+
+    /// Finds the tables that are in another life than before, and who has still to stop the earlier one.
+    fn take_lives(&mut self, cluster: &ShardMap, now: Moment) {
+        let mut lives = std::mem::take(&mut self.record.lives);
+        let sources = Sources {
+            rules: &self.rules,
+            view: &self.view,
+            cluster,
+            record: &self.record,
+            owns: &|_| false,
+        };
+        let mut begin = Vec::new();
+        for (name, table) in &self.tables {
+            let Some(map) = &table.map else { continue };
+            let table = (name, &**map, table.spec.handoff);
+            if lives::take(&sources, &self.timers, &mut lives, table, now) {
+                begin.push(name.clone());
+            }
+        }
+        self.record.lives = lives;
+        for name in begin {
+            self.trigger_table(&name, "the hosts of its former life have stopped", "members", now);
+        }
+    }
+
+    /// Whether hosts of an earlier life of the table have still to stop.
+    fn awaits_former_life(&self, name: &TableName) -> bool {
+        self.record.lives.get(name).is_some_and(|life| !life.awaits.is_empty())
     }
 
     /// Runs that another one of their node followed, unseen and without a word of theirs. The process may have
@@ -904,8 +940,8 @@ impl Machine {
         let names: Vec<_> = self.tables.keys().cloned().collect();
         for name in names {
             let Some((reason, map)) = self.due(&name, now) else { continue };
-            if self.waits_for_members(&name, &map) {
-                // The next node that joins triggers it again.
+            if self.waits_for_members(&name, &map) || self.awaits_former_life(&name) {
+                // The next node that joins, or the last one that stops, triggers it again.
                 self.settled(&name, now);
                 continue;
             }
@@ -1077,6 +1113,12 @@ impl Machine {
                 note.apply(&mut self.record);
                 self.front_record()
             }
+            Write::Owners(table, _) | Write::Rebalance(table, _)
+                if self.awaits_former_life(&table) =>
+            {
+                let why = format!("hosts of the former life of table {table} have not stopped yet");
+                Front::Refused(Refusal::Failed { why })
+            }
             Write::Owners(table, owners) => self.front_owners(&table, &owners),
             Write::Rebalance(table, reason) => match self.plan(&table, &reason, now) {
                 Ok(Some(step)) => Front::Step(step),
@@ -1181,6 +1223,11 @@ impl Machine {
             Outcome::Fenced => self.stop = Some(Stop::Fenced),
             // Nothing was sent; `on_gate` follows.
             Outcome::Gated => {}
+            Outcome::Deleted => {
+                if let Step::Publish(name, ..) = step {
+                    self.stop = Some(Stop::Deleted(name));
+                }
+            }
             Outcome::Failed(why) => self.on_failed(step, ordered, &why, now),
             Outcome::Claimed(map) => self.on_map(&step, Some(map), now),
             Outcome::Loaded(map) => self.on_map(&step, map, now),
@@ -1249,7 +1296,10 @@ impl Machine {
             if let Some(map) = &map {
                 table.seen.note(map, now);
             }
-            // A table that was deleted is claimed anew, as another life of it.
+            let same = |old: &Arc<ShardMap>| map.as_ref().is_some_and(|map| map.uid() == old.uid());
+            if table.map.as_ref().is_some_and(|old| !same(old)) {
+                self.stop = Some(Stop::Deleted(name.clone()));
+            }
             table.map = map;
             return;
         }

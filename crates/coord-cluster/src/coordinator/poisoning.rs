@@ -18,6 +18,8 @@ const SEEN_MAX: usize = 4_096;
 /// The most shards under suspicion that the next leader hears of: a quarter of a common table.
 const SUSPICIONS_MAX: usize = 1_024;
 
+type Shards = BTreeMap<TableName, BTreeSet<ShardId>>;
+
 /// When each version of a table was seen first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
@@ -211,8 +213,7 @@ fn suspicions(
     before: &Suspicions,
     versions: &BTreeMap<TableName, Version>,
 ) -> Suspicions {
-    let mut groups: BTreeMap<Vec<(NodeId, Incarnation)>, BTreeMap<TableName, BTreeSet<ShardId>>> =
-        BTreeMap::new();
+    let mut groups: BTreeMap<Vec<(NodeId, Incarnation)>, Shards> = BTreeMap::new();
     for (shard, crashes) in poison.suspects() {
         let key = crashes.iter().map(|crash| (crash.node.clone(), crash.incarnation)).collect();
         let group = groups.entry(key).or_default();

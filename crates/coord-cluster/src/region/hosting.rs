@@ -72,6 +72,7 @@ enum State {
 #[derive(Clone, Debug)]
 struct Hosted {
     run: Incarnation,
+    uid: TableUid,
     epoch: Epoch,
     state: State,
 }
@@ -218,11 +219,14 @@ impl Hosting {
     fn stop_unwanted(&mut self, may_host: bool, turn: &mut Turn) {
         let run = self.standing.map(|standing| standing.incarnation);
         let fence = self.map.as_ref().and_then(|map| map.writer().cloned());
+        let uid = self.map.as_ref().map(|map| map.uid());
         for (&shard, hosted) in &mut self.shards {
             if !matches!(hosted.state, State::Starting | State::Running) {
                 continue;
             }
-            let epoch = self.wanted.get(&shard).filter(|_| may_host && Some(hosted.run) == run);
+            // What runs for another life of the table is another shard.
+            let same = may_host && Some(hosted.run) == run && Some(hosted.uid) == uid;
+            let epoch = self.wanted.get(&shard).filter(|_| same);
             match (epoch, &fence) {
                 (Some(epoch), Some(fence)) if *epoch != hosted.epoch => {
                     hosted.epoch = *epoch;
@@ -259,7 +263,7 @@ impl Hosting {
                 continue;
             }
             room -= 1;
-            self.shards.insert(shard, Hosted { run, epoch, state: State::Starting });
+            self.shards.insert(shard, Hosted { run, uid, epoch, state: State::Starting });
             turn.orders.push(Order::Start { shard, run, uid, epoch, fence: fence.clone() });
         }
     }
@@ -352,7 +356,10 @@ impl Hosting {
         }
         let last = self.reported.as_ref().filter(|(of, last)| *of == run && last.uid == report.uid);
         let is_news = match last {
-            None => asked.is_some() || !report.stopping.is_empty(),
+            // A life that begins may wait for those who hosted one before it.
+            None => {
+                asked.is_some() || !report.stopping.is_empty() || map.version() == Version::ZERO
+            }
             Some((_, last)) => {
                 asked > Some(last.applied)
                     || (&last.stopping, &last.started) != (&report.stopping, &report.started)
