@@ -87,6 +87,13 @@ pub enum Command {
         /// Which shard.
         shard: ShardId,
     },
+    /// Gives a parked shard to a host again, and forgets whom it took along.
+    Unpark {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+    },
     /// Stops rebalances that only improve the balance; orphans are still placed.
     Pause,
     /// Ends a pause.
@@ -129,6 +136,7 @@ impl Command {
             Self::RebalanceShards { .. } => "rebalance_shards",
             Self::Pin { .. } => "pin",
             Self::Unpin { .. } => "unpin",
+            Self::Unpark { .. } => "unpark",
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::StepDown => "step_down",
@@ -308,6 +316,16 @@ pub enum Refusal {
         /// How many places it has.
         replicas: u8,
     },
+    /// The shard is parked, since whoever hosted it crashed; it has to be unparked first.
+    ShardParked {
+        /// Which shard.
+        shard: ShardId,
+    },
+    /// The shard is not parked.
+    ShardNotParked {
+        /// Which shard.
+        shard: ShardId,
+    },
     /// The map that was asked for breaks an invariant.
     InvariantViolation(Violation),
     /// No node can host shards.
@@ -363,6 +381,11 @@ impl fmt::Display for Refusal {
             Self::TooManyReplicas { shard, replicas } => {
                 write!(f, "all {replicas} places of shard {shard} are taken")
             }
+            Self::ShardParked { shard } => write!(
+                f,
+                "shard {shard} is parked since its hosts crashed one after the other; unpark it first"
+            ),
+            Self::ShardNotParked { shard } => write!(f, "shard {shard} is not parked"),
             Self::InvariantViolation(violation) => violation.fmt(f),
             Self::NoActiveNodes => f.write_str("no node is active"),
             Self::Failed { why } => f.write_str(why),

@@ -4,15 +4,19 @@
 
 mod driver;
 mod judge;
+mod lives;
+mod loads;
 mod machine;
 mod moving;
 mod placing;
+mod poisoning;
 mod release;
 mod roster;
 mod succession;
 
 pub(crate) use driver::{Ended, LocalCommand, lead};
 pub(crate) use machine::{Spec, Verdict};
+pub(crate) use poisoning::Seen;
 pub(crate) use release::Release;
 
 #[cfg(test)]

@@ -206,6 +206,23 @@ pub enum EventKind {
         /// Which shard.
         shard: ShardId,
     },
+    /// Shards are parked: whoever hosted them crashed, one host after the other. Nobody gets them until they
+    /// are unparked.
+    ShardsParked {
+        /// Of which table.
+        table: TableName,
+        /// Which shards.
+        shards: Arc<[ShardId]>,
+        /// The hosts of the first of them that crashed, the first one first.
+        hosts: Arc<[NodeId]>,
+    },
+    /// Shards are given to hosts again that were parked.
+    ShardsUnparked {
+        /// Of which table.
+        table: TableName,
+        /// Which shards.
+        shards: Arc<[ShardId]>,
+    },
     /// Only orphans are placed from now on.
     RebalancingPaused,
     /// Shards are balanced again.
@@ -235,6 +252,16 @@ pub enum EventKind {
         incarnation: Incarnation,
         /// How.
         why: String,
+    },
+    /// The host of a shard panicked here, at its start or later: the shard does not run, and its start is tried
+    /// again after a pause of 1 s that doubles up to 1 min.
+    ShardFailed {
+        /// Of which table.
+        table: TableName,
+        /// Which shard.
+        shard: ShardId,
+        /// How often since the shard was ready last.
+        times: u32,
     },
     /// The store has not answered this node for a third of the node TTL: what is known is frozen.
     StoreAway,
@@ -318,6 +345,15 @@ impl fmt::Display for EventKind {
             Self::ShardUnpinned { table, shard } => {
                 write!(f, "shard {shard} of table {table} is not pinned any more")
             }
+            Self::ShardsParked { table, shards, hosts } => {
+                write!(f, "{} shards of table {table} are parked:", shards.len())?;
+                shards.iter().take(NAMED_MAX).try_for_each(|shard| write!(f, " {shard}"))?;
+                f.write_str("; they took along")?;
+                hosts.iter().take(NAMED_MAX).try_for_each(|host| write!(f, " {host}"))
+            }
+            Self::ShardsUnparked { table, shards } => {
+                write!(f, "{} shards of table {table} are not parked any more", shards.len())
+            }
             Self::RebalancingPaused => f.write_str("balancing is paused"),
             Self::RebalancingResumed => f.write_str("balancing is resumed"),
             Self::NoActiveNodes => f.write_str("no node is active"),
@@ -335,6 +371,9 @@ impl fmt::Display for EventKind {
             }
             Self::Registered { .. } => f.write_str("registered"),
             Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),
+            Self::ShardFailed { table, shard, times } => {
+                write!(f, "the host of shard {shard} of table {table} panicked, {times} in a row")
+            }
             Self::StoreAway => f.write_str("the store is away"),
             Self::StoreBack => f.write_str("the store is back"),
             Self::PostureChanged { from, to, unreachable } => {

@@ -57,6 +57,9 @@ pub(crate) async fn table(shared: Arc<Shared>, name: TableName) {
             if let Some(known) = shared.maps.get(&name) {
                 known.send_replace(map.clone());
             }
+            if let Some(map) = &map {
+                shared.note_seen(&name, map);
+            }
             shared.observe(|observer| observer.on_table(&name, map));
         }
         go_if_evacuated(&shared);

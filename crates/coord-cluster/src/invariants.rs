@@ -14,7 +14,7 @@ use crate::handoff::Handoff;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Invariant {
-    /// Every shard has an owner while an active node exists.
+    /// Every shard has an owner while an active node exists, but for those that are parked.
     I2,
     /// No shard on a node that hosts nothing, none newly placed on one that takes nothing; and no shard
     /// twice on one node.
@@ -78,6 +78,8 @@ pub struct Evidence<'a> {
     pub stopped: &'a dyn Fn(&NodeEntry, ShardId, Version) -> bool,
     /// Whether a run has reported a shard started, in answer to this version or a later one.
     pub started: &'a dyn Fn(&NodeEntry, ShardId, Version) -> bool,
+    /// Whether a shard is parked, so that nobody may have it: the exception to I2.
+    pub parked: &'a dyn Fn(ShardId) -> bool,
 }
 
 impl<'a> Evidence<'a> {
@@ -88,7 +90,14 @@ impl<'a> Evidence<'a> {
         stopped: &'a dyn Fn(&NodeEntry, ShardId, Version) -> bool,
         started: &'a dyn Fn(&NodeEntry, ShardId, Version) -> bool,
     ) -> Self {
-        Self { handoff, stopped, started }
+        Self { handoff, stopped, started, parked: &|_| false }
+    }
+
+    /// With the shards that are parked.
+    #[must_use]
+    pub fn with_parked(mut self, parked: &'a dyn Fn(ShardId) -> bool) -> Self {
+        self.parked = parked;
+        self
     }
 }
 
@@ -114,7 +123,7 @@ pub fn check(
     let pair = Pair::new(previous, next, hosts, *evidence);
     let active = hosts.values().any(|hosting| *hosting == Hosting::Takes);
     for shard in next.header().shards.shards() {
-        if active && next.owner(shard).is_none() {
+        if active && next.owner(shard).is_none() && !(evidence.parked)(shard) {
             return Err(Violation::of(Invariant::I2, shard, "nobody owns it"));
         }
         pair.check_owners(shard)?;

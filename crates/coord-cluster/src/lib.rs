@@ -103,9 +103,8 @@
 //!
 //! # What is not there yet
 //!
-//! [`poison`] is there as a machine that nothing drives yet. Every node stands for election unless its setting
-//! `candidate` is false. A table that is deleted while its shards are hosted begins another life that knows
-//! nothing of them.
+//! Every node stands for election unless its setting `candidate` is false. A table that is deleted while a
+//! node runs that does not know it waits for that node's end before it is hosted again.
 
 mod cluster;
 mod commands;

@@ -6,7 +6,6 @@ mod registration;
 mod view;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use coord_core::{
     Error, Heartbeat, Incarnation, Moment, NodeEvent, NodeInfo, Register, Replace, Result, Ttl,
@@ -22,9 +21,6 @@ use crate::downing;
 use crate::gate::Standing;
 use crate::shared::{Ending, Shared};
 use crate::telemetry;
-
-/// How often a stall of this process is looked for.
-const STALL_TICK_MAX: Duration = Duration::from_secs(1);
 
 /// The registration of this node, and what it takes to keep it.
 pub(crate) struct Keeper {
@@ -87,6 +83,7 @@ impl Keeper {
             let now = shared.clock.now();
             self.registrar.on_reports(&reports.borrow_and_update(), now);
             self.registrar.on_row(row.borrow_and_update().as_ref(), now);
+            self.registrar.on_loads(&shared.loads.borrow());
             if self.registrar.registration().is_none() && shared.stop.is_cancelled() {
                 break;
             }
@@ -205,6 +202,9 @@ impl Keeper {
                 let call = shared.discovery.heartbeat(&held, &info);
                 let answer = shared.call("heartbeat", call).await?;
                 telemetry::heartbeat(shared.clock.now().since(began));
+                if let Some(load) = info.load {
+                    telemetry::node_load(&shared.node, load);
+                }
                 Ok(match answer {
                     Heartbeat::Renewed(held) => Told::Held(held),
                     Heartbeat::Gone => Told::Gone,
@@ -266,7 +266,7 @@ enum Told {
 pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
     let mut watcher = Watcher::<NodeEvent>::nodes(Arc::clone(&shared.discovery));
     let mut view = View::default();
-    let tick = (shared.settings.node_ttl / 10).min(STALL_TICK_MAX);
+    let tick = shared.stall_tick();
     loop {
         let began = shared.clock.now();
         let changed = tokio::select! {
@@ -286,6 +286,7 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
         if changed {
             shared.view.send_replace(Arc::new(view.clone()));
         }
+        shared.ticked.send_replace(shared.clock.now());
     }
 }
 

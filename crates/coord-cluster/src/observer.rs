@@ -115,6 +115,16 @@ impl Observer {
         vec![Event::new(Cause::Local, EventKind::RegistrationLost { incarnation, why })]
     }
 
+    /// The host of a shard panicked here.
+    pub(crate) fn on_shard_failed(
+        &mut self,
+        table: TableName,
+        shard: ShardId,
+        times: u32,
+    ) -> Vec<Event> {
+        vec![Event::new(Cause::Local, EventKind::ShardFailed { table, shard, times })]
+    }
+
     pub(crate) fn on_store(&mut self, away: bool) -> Vec<Event> {
         if self.store_away == away {
             return Vec::new();
@@ -209,18 +219,26 @@ impl Observer {
         if !self.record.failures.is_empty() || suspended {
             return Balance::Degraded;
         }
-        let pending = self.tables.values().any(|map| match map {
-            Some(map) => self.is_pending(map),
+        let pending = self.tables.iter().any(|(name, map)| match map {
+            Some(map) => self.is_pending(name, map),
             None => true,
         });
         if pending { Balance::Rebalancing } else { Balance::Stable }
     }
 
+    /// How many shards nobody owns although they are not parked.
+    fn orphans(&self, name: &TableName, map: &ShardMap) -> usize {
+        let parked = self.record.parked.get(name);
+        let parked = parked
+            .map_or(0, |parked| parked.keys().filter(|shard| map.owner(**shard).is_none()).count());
+        map.orphans().saturating_sub(parked)
+    }
+
     /// Whether a table has still to follow the members.
-    fn is_pending(&self, map: &ShardMap) -> bool {
+    fn is_pending(&self, name: &TableName, map: &ShardMap) -> bool {
         let Some(cluster) = &self.cluster else { return true };
         let unfinished = || TableNote::read(map.annex()).rebalance.is_some_and(|run| !run.done);
-        if map.orphans() > 0 || !map.motions().is_empty() || unfinished() {
+        if self.orphans(name, map) > 0 || !map.motions().is_empty() || unfinished() {
             return true;
         }
         let named = |wanted: &NodeEntry| {
@@ -281,7 +299,7 @@ impl Observer {
                 name: name.clone(),
                 version: map.version(),
                 shards: map.header().shards.get(),
-                orphans: count(map.orphans()),
+                orphans: count(self.orphans(name, &map)),
                 moving: count(map.motions().len()),
                 map,
             })
@@ -300,6 +318,12 @@ impl Observer {
                 .stuck
                 .iter()
                 .map(|(table, shards)| (table.clone(), shards.iter().copied().collect()))
+                .collect(),
+            parked: self
+                .record
+                .parked
+                .iter()
+                .map(|(table, shards)| (table.clone(), shards.keys().copied().collect()))
                 .collect(),
             store_away: self.store_away,
             posture: self.posture,
@@ -389,6 +413,7 @@ fn record_diff(old: &ClusterRecord, new: &ClusterRecord, out: &mut Vec<EventKind
             out.push(EventKind::HandoffStuck { table: table.clone(), shards });
         }
     }
+    parked_diff(old, new, out);
     for (node, note) in &new.nodes {
         let before = old.nodes.get(node).and_then(|note| note.suspended);
         if let Some(incarnation) = note.suspended.filter(|run| Some(*run) != before) {
@@ -412,6 +437,29 @@ fn record_diff(old: &ClusterRecord, new: &ClusterRecord, out: &mut Vec<EventKind
         }
         for &shard in before.keys().filter(|shard| !after.contains_key(shard)) {
             out.push(EventKind::ShardUnpinned { table: table.clone(), shard });
+        }
+    }
+}
+
+fn parked_diff(old: &ClusterRecord, new: &ClusterRecord, out: &mut Vec<EventKind>) {
+    let without = |of: &ClusterRecord,
+                   table: &TableName,
+                   other: &ClusterRecord|
+     -> Arc<[ShardId]> {
+        let kept = other.parked.get(table);
+        let gone = |shard: &&ShardId| kept.is_none_or(|kept| !kept.contains_key(*shard));
+        of.parked.get(table).into_iter().flat_map(BTreeMap::keys).filter(gone).copied().collect()
+    };
+    let tables: BTreeSet<&TableName> = old.parked.keys().chain(new.parked.keys()).collect();
+    for table in tables {
+        let (shards, freed) = (without(new, table, old), without(old, table, new));
+        if let Some(first) = shards.first() {
+            let parked = new.parked.get(table).and_then(|parked| parked.get(first));
+            let hosts = parked.map_or_else(Vec::new, |parked| parked.hosts.clone()).into();
+            out.push(EventKind::ShardsParked { table: table.clone(), shards, hosts });
+        }
+        if !freed.is_empty() {
+            out.push(EventKind::ShardsUnparked { table: table.clone(), shards: freed });
         }
     }
 }

@@ -6,9 +6,13 @@
 //! suspects get fewer, like 256, 85, 28, 9: a shard is parked once enough hosts in a row have crashed,
 //! and so few shards are as suspect as it is that one of them may well be the cause.
 //!
+//! Only a crash at the start of a shard or soon after it is evidence. Machines that are killed one after
+//! the other have hosted their shards for longer than that; and whoever dies together with others had
+//! died before it could be given a shard of theirs.
+//!
 //! The idea is that of the "key of death" detection of Databricks' Dicer; the narrowing down is ours.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coord_core::{Error, Incarnation, Moment, NodeId, Result, ShardId, TableName};
@@ -40,16 +44,27 @@ impl TableShard {
 pub struct PoisonSettings {
     /// How many of its hosts must have crashed one after the other, at least 2; 3.
     pub crashes: u32,
+    /// How long after the start of a shard a crash still speaks against it; 10 s.
+    pub soon: Duration,
     /// Within which time; 1 h.
     pub window: Duration,
     /// The most shards that one crash may park, at least 1; 16. Where more are equally suspect, the next
     /// crash is awaited.
     pub parked_at_once_max: usize,
+    /// After this a parked shard is given another try, for it may have been mended; 6 h.
+    pub release_after: Duration,
 }
 
 impl Default for PoisonSettings {
     fn default() -> Self {
-        Self { crashes: 3, window: Duration::from_secs(3600), parked_at_once_max: 16 }
+        const HOUR: Duration = Duration::from_secs(3600);
+        Self {
+            crashes: 3,
+            soon: Duration::from_secs(10),
+            window: HOUR,
+            parked_at_once_max: 16,
+            release_after: 6 * HOUR,
+        }
     }
 }
 
@@ -67,6 +82,11 @@ impl PoisonSettings {
         if self.window.is_zero() {
             faults.push("window is 0".to_owned());
         }
+        for (name, value) in [("soon", self.soon), ("release_after", self.release_after)] {
+            if value.is_zero() {
+                faults.push(format!("{name} is 0"));
+            }
+        }
         if self.parked_at_once_max == 0 {
             faults.push("parked_at_once_max is 0; it is at least 1".to_owned());
         }
@@ -74,6 +94,39 @@ impl PoisonSettings {
             return Ok(());
         }
         Err(Error::invalid("validate poison settings", faults.join("; ")))
+    }
+}
+
+/// The end of a run that nobody asked for. When it was is known only within bounds: it was there at the
+/// first moment, and not any more at the last one.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fall {
+    /// Which node.
+    pub node: NodeId,
+    /// Which run of it.
+    pub incarnation: Incarnation,
+    /// When it was heard last.
+    pub heard: Moment,
+    /// When it should have been heard again.
+    pub missed: Moment,
+}
+
+impl Fall {
+    /// The end of this run between these moments.
+    #[must_use]
+    pub const fn new(
+        node: NodeId,
+        incarnation: Incarnation,
+        heard: Moment,
+        missed: Moment,
+    ) -> Self {
+        Self { node, incarnation, heard, missed }
+    }
+
+    /// Whether it may have been the start of a shard that was given to the run at this moment, or soon after it.
+    fn follows(&self, since: Moment, soon: Duration) -> bool {
+        since <= self.missed && self.heard <= since.plus(soon)
     }
 }
 
@@ -93,7 +146,8 @@ pub struct Crash {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoisonNews {
-    /// The shard is parked: it must not be given to anybody until an operator releases it.
+    /// The shard is parked: it must not be given to anybody until an operator releases it, or a long time
+    /// has passed.
     Parked {
         /// Which.
         shard: TableShard,
@@ -115,30 +169,39 @@ pub enum PoisonNews {
 pub struct Poison {
     settings: PoisonSettings,
     suspects: BTreeMap<TableShard, Vec<Crash>>,
-    parked: BTreeSet<TableShard>,
+    parked: BTreeMap<TableShard, Parked>,
+}
+
+#[derive(Clone, Debug)]
+struct Parked {
+    /// Since when, as far as this leader knows.
+    since: Moment,
+    /// The hosts that it took along.
+    hosts: Vec<NodeId>,
 }
 
 impl Poison {
-    /// With these settings, and what a former leader had parked.
+    /// With these settings, and what a former leader had parked, with the hosts that each had taken along.
     ///
     /// # Errors
     /// As [`PoisonSettings::validate`].
     pub fn new(
         settings: PoisonSettings,
-        parked: impl IntoIterator<Item = TableShard>,
+        parked: impl IntoIterator<Item = (TableShard, Vec<NodeId>)>,
+        now: Moment,
     ) -> Result<Self> {
         settings.validate()?;
-        let parked = parked.into_iter().collect();
+        let parked = parked.into_iter();
+        let parked = parked.map(|(shard, hosts)| (shard, Parked { since: now, hosts })).collect();
         Ok(Self { settings, suspects: BTreeMap::new(), parked })
     }
 
-    /// A node crashed: it failed without having been asked to, by an operator, a drain or a downing.
-    /// `hosted` names the shards that it hosted, and when it began to host each. A run that crashed before
+    /// A run ended without having been asked to, by an operator, a drain or a downing, and not together with
+    /// half of the others. `hosted` names the shards that it was given, and when. A run that crashed before
     /// counts once.
     pub fn on_crash(
         &mut self,
-        node: &NodeId,
-        incarnation: Incarnation,
+        fall: &Fall,
         hosted: impl IntoIterator<Item = (TableShard, Moment)>,
         now: Moment,
     ) -> Vec<PoisonNews> {
@@ -146,16 +209,17 @@ impl Poison {
         // By how many crashes in a row, who was hosted here.
         let mut rows: BTreeMap<usize, Vec<TableShard>> = BTreeMap::new();
         for (shard, since) in hosted {
-            if self.parked.contains(&shard) {
+            if self.parked.contains_key(&shard) || !fall.follows(since, self.settings.soon) {
                 continue;
             }
             let crashes = self.suspects.entry(shard.clone()).or_default();
             // A host that had the shard before the last one crashed, a replica say, is not next in a row.
             let next = crashes.last().is_none_or(|last| {
-                since >= last.at && (&last.node, last.incarnation) != (node, incarnation)
+                since >= last.at && (&last.node, last.incarnation) != (&fall.node, fall.incarnation)
             });
             if next {
-                crashes.push(Crash { node: node.clone(), incarnation, at: now });
+                let (node, incarnation) = (fall.node.clone(), fall.incarnation);
+                crashes.push(Crash { node, incarnation, at: now });
                 rows.entry(crashes.len()).or_default().push(shard);
             }
         }
@@ -171,7 +235,8 @@ impl Poison {
         }
         let park = |shard: TableShard| {
             let crashes = self.suspects.remove(&shard).unwrap_or_default();
-            self.parked.insert(shard.clone());
+            let hosts = crashes.iter().map(|crash| crash.node.clone()).collect();
+            self.parked.insert(shard.clone(), Parked { since: now, hosts });
             PoisonNews::Parked { shard, crashes }
         };
         worst.into_iter().map(park).collect()
@@ -180,18 +245,46 @@ impl Poison {
     /// An operator releases a shard. True if it was parked.
     pub fn release(&mut self, shard: &TableShard) -> bool {
         self.suspects.remove(shard);
-        self.parked.remove(shard)
+        self.parked.remove(shard).is_some()
+    }
+
+    /// Releases what has been parked for long enough.
+    pub fn release_old(&mut self, now: Moment) -> Vec<TableShard> {
+        let after = self.settings.release_after;
+        let old = self.parked.iter().filter(|(_, parked)| now.since(parked.since) >= after);
+        let old: Vec<_> = old.map(|(shard, _)| shard.clone()).collect();
+        for shard in &old {
+            self.release(shard);
+        }
+        old
+    }
+
+    /// When the next shard is released although nobody asks for it.
+    #[must_use]
+    pub fn releases_at(&self) -> Option<Moment> {
+        let since = self.parked.values().map(|parked| parked.since).min()?;
+        Some(since.plus(self.settings.release_after))
+    }
+
+    /// The shards that crashed hosts have had in common, and those hosts, the first one first.
+    pub fn suspects(&self) -> impl Iterator<Item = (&TableShard, &[Crash])> {
+        self.suspects.iter().map(|(shard, crashes)| (shard, crashes.as_slice()))
+    }
+
+    /// A former leader had this shard under suspicion, for these crashes.
+    pub fn suspect(&mut self, shard: TableShard, crashes: Vec<Crash>) {
+        self.suspects.insert(shard, crashes);
     }
 
     /// Whether a shard must not be given to anybody.
     #[must_use]
     pub fn is_parked(&self, shard: &TableShard) -> bool {
-        self.parked.contains(shard)
+        self.parked.contains_key(shard)
     }
 
-    /// All shards that must not be given to anybody.
-    pub fn parked(&self) -> impl ExactSizeIterator<Item = &TableShard> {
-        self.parked.iter()
+    /// All shards that must not be given to anybody, with the hosts that each took along.
+    pub fn parked(&self) -> impl ExactSizeIterator<Item = (&TableShard, &[NodeId])> {
+        self.parked.iter().map(|(shard, parked)| (shard, parked.hosts.as_slice()))
     }
 
     fn forget_old(&mut self, now: Moment) {
@@ -230,7 +323,7 @@ mod tests {
     }
 
     fn poison() -> Poison {
-        Poison::new(PoisonSettings::default(), []).expect("valid")
+        Poison::new(PoisonSettings::default(), [], at(0)).expect("valid")
     }
 
     /// Node `n` crashes at this second with these shards, hosted since that second.
@@ -244,7 +337,9 @@ mod tests {
         let node = NodeId::new(format!("n{n}")).expect("name");
         let run = Incarnation::from_u128(u128::from(second) + 1);
         let hosted = shards.into_iter().map(|n| (shard(n), at(since)));
-        poison.on_crash(&node, run, hosted, at(second))
+        // It is noticed late.
+        let fall = Fall::new(node, run, at(since + 1), at(since + 4));
+        poison.on_crash(&fall, hosted, at(second))
     }
 
     fn parked(news: &[PoisonNews]) -> Vec<u32> {
@@ -300,6 +395,37 @@ mod tests {
     }
 
     #[test]
+    fn only_a_crash_soon_after_the_start_is_evidence() {
+        let soon = |heard: u64, missed: u64, since: u64| {
+            let mut poison = poison();
+            for n in 1..=3_u64 {
+                let node = NodeId::new(format!("n{n}")).expect("name");
+                let run = Incarnation::from_u128(n.into());
+                let day = |second: u64| at(n * 100 + second);
+                let fall = Fall::new(node, run, day(heard), day(missed));
+                poison.on_crash(&fall, [(shard(0), day(since))], day(90));
+            }
+            poison.is_parked(&shard(0))
+        };
+        assert!(soon(8, 12, 10), "it may have been the start itself");
+        assert!(soon(20, 24, 10));
+        assert!(!soon(21, 25, 10), "it was well for more than ten seconds");
+        assert!(!soon(5, 9, 10), "it was gone before it was given the shard");
+    }
+
+    #[test]
+    fn a_parked_shard_is_given_another_try_after_a_long_time() {
+        let hour = 3600;
+        let mut poison =
+            Poison::new(PoisonSettings::default(), [(shard(4), vec![])], at(hour)).expect("valid");
+        assert_eq!(poison.releases_at(), Some(at(7 * hour)));
+        assert_eq!(poison.release_old(at(7 * hour - 1)), []);
+        assert_eq!(poison.release_old(at(7 * hour)), [shard(4)]);
+        assert!(!poison.is_parked(&shard(4)));
+        assert_eq!(poison.releases_at(), None);
+    }
+
+    #[test]
     fn the_same_node_restarting_again_and_again_counts() {
         let mut poison = poison();
         crash(&mut poison, 1, [0], 0, 10);
@@ -309,11 +435,12 @@ mod tests {
 
     #[test]
     fn only_an_operator_releases_and_a_new_leader_remembers() {
-        let mut poison = Poison::new(PoisonSettings::default(), [shard(4)]).expect("valid");
+        let mut poison =
+            Poison::new(PoisonSettings::default(), [(shard(4), vec![])], at(0)).expect("valid");
         for n in 1..=3 {
             assert_eq!(crash(&mut poison, n, [4], u64::from(n) * 10, u64::from(n) * 10), []);
         }
-        assert_eq!(poison.parked().collect::<Vec<_>>(), [&shard(4)]);
+        assert!(poison.is_parked(&shard(4)) && poison.parked().len() == 1);
         assert!(poison.release(&shard(4)));
         assert!(!poison.release(&shard(4)));
         crash(&mut poison, 1, [4], 90, 100);
@@ -324,9 +451,23 @@ mod tests {
 
     #[test]
     fn bad_settings_are_named() {
-        let bad = PoisonSettings { crashes: 1, window: Duration::ZERO, parked_at_once_max: 0 };
-        let why = Poison::new(bad, []).expect_err("three faults").to_string();
-        for part in ["crashes is 1", "window is 0", "parked_at_once_max is 0"] {
+        let zero = Duration::ZERO;
+        let bad = PoisonSettings {
+            crashes: 1,
+            soon: zero,
+            window: zero,
+            parked_at_once_max: 0,
+            release_after: zero,
+        };
+        let why = Poison::new(bad, [], at(0)).expect_err("five faults").to_string();
+        let parts = [
+            "crashes is 1",
+            "soon is 0",
+            "window is 0",
+            "parked_at_once_max is 0",
+            "release_after is 0",
+        ];
+        for part in parts {
             assert!(why.contains(part), "{why}");
         }
     }

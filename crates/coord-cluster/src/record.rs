@@ -4,14 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, Ttl, Version};
+use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, TableUid, Ttl, Version};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::handoff::Handoff;
 
 /// The format that is written; a higher one is refused. 2 added former runs, suspended nodes and stuck
-/// shards, which a reader of format 1 must not overlook.
-const FORMAT: u16 = 2;
+/// shards, which a reader of format 1 must not overlook; 3 added parked shards, and is written only where
+/// there are any, so that a cluster can be upgraded node by node.
+const FORMAT: u16 = 3;
+/// The format of a record without parked shards, and of a table's annex.
+const FORMAT_PLAIN: u16 = 2;
 
 /// The annex of `_cluster`: what was set by verdict or operator. It holds durations and never the time
 /// of a machine's clock.
@@ -36,6 +39,68 @@ pub(crate) struct ClusterRecord {
     /// Shards that have been in motion for longer than the handoff timeout, the first of each table.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) stuck: BTreeMap<TableName, BTreeSet<ShardId>>,
+    /// Shards that nobody may have, since whoever had them crashed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) parked: BTreeMap<TableName, BTreeMap<ShardId, Parked>>,
+    /// Which life each table is in, and who has still to stop what it hosted of an earlier one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) lives: BTreeMap<TableName, Life>,
+    /// Shards that crashed hosts have had in common.
+    #[serde(default, skip_serializing_if = "Suspicions::is_empty")]
+    pub(crate) suspicions: Suspicions,
+}
+
+/// One life of a table, from its creation to its deletion.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Life {
+    pub(crate) uid: TableUid,
+    /// Nobody is given a shard before these are over or have stopped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) awaits: Vec<Run>,
+}
+
+/// One run of a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
+}
+
+/// Why a shard is parked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Parked {
+    /// The hosts that it took along, the first one first.
+    pub(crate) hosts: Vec<NodeId>,
+}
+
+/// Which shards are suspect, and for which crashes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Suspicions {
+    pub(crate) crashes: Vec<Crashed>,
+    pub(crate) groups: Vec<Suspicion>,
+}
+
+impl Suspicions {
+    fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+}
+
+/// A run that crashed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Crashed {
+    pub(crate) node: NodeId,
+    pub(crate) incarnation: Incarnation,
+    /// The version of each table then.
+    pub(crate) versions: BTreeMap<TableName, Version>,
+}
+
+/// Shards that are suspect for the same crashes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Suspicion {
+    /// Their places in the list of crashes, the first one first.
+    pub(crate) crashes: Vec<usize>,
+    pub(crate) shards: BTreeMap<TableName, BTreeSet<ShardId>>,
 }
 
 /// What is to be remembered of a node.
@@ -98,13 +163,16 @@ fn is_false(value: &bool) -> bool {
 impl Default for ClusterRecord {
     fn default() -> Self {
         Self {
-            format: FORMAT,
+            format: FORMAT_PLAIN,
             nodes: BTreeMap::new(),
             paused: false,
             pins: BTreeMap::new(),
             failures: BTreeMap::new(),
             heir: None,
             stuck: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            lives: BTreeMap::new(),
+            suspicions: Suspicions::default(),
         }
     }
 }
@@ -121,7 +189,8 @@ impl ClusterRecord {
     }
 
     pub(crate) fn write(&self) -> Result<Bytes> {
-        write("write cluster record", &Self { format: FORMAT, ..self.clone() })
+        let format = if self.parked.is_empty() { FORMAT_PLAIN } else { FORMAT };
+        write("write cluster record", &Self { format, ..self.clone() })
     }
 
     /// Whether this run of a node was downed.
@@ -167,7 +236,7 @@ pub(crate) struct Rebalance {
 
 impl TableNote {
     pub(crate) fn new(handoff: Handoff, rebalance: Option<Rebalance>) -> Self {
-        Self { format: FORMAT, handoff, rebalance }
+        Self { format: FORMAT_PLAIN, handoff, rebalance }
     }
 
     /// Reads an annex. One that can't be read stands for the safest handoff, and says nothing else.
@@ -257,6 +326,38 @@ mod tests {
     }
 
     #[test]
+    fn parked_shards_and_lives_read_and_write_their_golden_form_and_are_not_overlooked() {
+        let golden = r#"{"format":3,"paused":false,"parked":{"orders":{"7":{"hosts":["n1","n2"]}}},"lives":{"orders":{"uid":"00000000000000000000000000000009","awaits":[{"node":"n1","incarnation":"00000000000000000000000000000001"}]}},"suspicions":{"crashes":[{"node":"n1","incarnation":"00000000000000000000000000000001","versions":{"orders":5}}],"groups":[{"crashes":[0],"shards":{"orders":[3,4]}}]}}"#;
+        let table = TableName::new("orders").expect("name");
+        let parked = Parked { hosts: vec![node("n1"), node("n2")] };
+        let crashed = Crashed {
+            node: node("n1"),
+            incarnation: Incarnation::from_u128(1),
+            versions: BTreeMap::from([(table.clone(), Version::new(5))]),
+        };
+        let run = Run { node: node("n1"), incarnation: Incarnation::from_u128(1) };
+        let life = Life { uid: TableUid::from_u128(9), awaits: vec![run] };
+        let shards = BTreeSet::from([3, 4].map(ShardId::new));
+        let shards = BTreeMap::from([(table.clone(), shards)]);
+        let mut record = ClusterRecord {
+            format: FORMAT,
+            parked: BTreeMap::from([(table.clone(), BTreeMap::from([(ShardId::new(7), parked)]))]),
+            lives: BTreeMap::from([(table, life)]),
+            suspicions: Suspicions {
+                crashes: vec![crashed],
+                groups: vec![Suspicion { crashes: vec![0], shards }],
+            },
+            ..ClusterRecord::default()
+        };
+        let bytes = record.write().expect("writes");
+        assert_eq!(std::str::from_utf8(&bytes).expect("text"), golden);
+        assert_eq!(ClusterRecord::read(&bytes).expect("reads"), record);
+        // Without them, those of the version before can read it.
+        record.parked.clear();
+        assert!(record.write().expect("writes").starts_with(br#"{"format":2,"#));
+    }
+
+    #[test]
     fn a_table_note_reads_and_writes_its_golden_form() {
         let golden = r#"{"format":2,"handoff":"make_before_break","rebalance":{"reason":"n1 joined","since":7,"moved":3,"done":false}}"#;
         let rebalance = Rebalance {
@@ -276,7 +377,7 @@ mod tests {
         let odd = Bytes::from_static(br#"{"format":2,"later":5}"#);
         assert_eq!(ClusterRecord::read(&odd).expect("reads"), ClusterRecord::default());
         assert_eq!(ClusterRecord::read(&Bytes::new()).expect("new"), ClusterRecord::default());
-        for bad in ["{\"format\":3}", "{\"format\":0}", "{", "{}"] {
+        for bad in ["{\"format\":4}", "{\"format\":0}", "{", "{}"] {
             let error = ClusterRecord::read(&Bytes::from(bad)).expect_err(bad);
             assert_eq!(error.kind(), coord_core::ErrorKind::Corrupt);
         }

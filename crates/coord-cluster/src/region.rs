@@ -4,6 +4,7 @@
 
 mod driver;
 mod hosting;
+mod sampler;
 
 use std::fmt;
 use std::future::Future;
@@ -40,6 +41,16 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
     /// # Cancel safety
     /// It is dropped at the registration's deadline.
     async fn stop(&self, shard: ShardId);
+
+    /// How busy a running shard is, in any unit that is the same on all nodes; none if that is not
+    /// known. It is asked of each running shard once a minute, where the table's strategy
+    /// [goes by loads](coord_placement::PlacementStrategy::wants_loads), so it only reads what was
+    /// counted. The registration names the heaviest ([`SHARD_LOADS_MAX`](coord_core::SHARD_LOADS_MAX))
+    /// and tells the mean of the others.
+    fn load(&self, shard: ShardId) -> Option<f64> {
+        let _ = shard;
+        None
+    }
 }
 
 /// What a host shows to whatever it writes to: refuse one that does not [pass](Self::passes) the highest

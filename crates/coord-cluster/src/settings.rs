@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use self::layers::{merge, put, scalar};
 use crate::downing::{DowningSettings, Strategy};
 use crate::duration;
+use crate::poison::PoisonSettings;
 
 /// What environment variables begin with: `COORD_CLUSTER_NODE_TTL=30s` sets `node_ttl`.
 pub const ENV_PREFIX: &str = "COORD_CLUSTER_";
@@ -67,6 +68,17 @@ pub struct Settings {
     /// The share of nodes that may vanish inside one node TTL before no more of them are declared failed,
     /// above 0 and at most 1; 0.5. It applies from 5 nodes on.
     pub mass_failure_brake: f64,
+    /// After so many crashes of its hosts in a row a shard is parked, 2 or more, or 0 for never; 3.
+    pub poison_crashes: u32,
+    /// How long after the start of a shard a crash of its host still speaks against it; 10 s.
+    #[serde(with = "duration")]
+    pub poison_soon: Duration,
+    /// Within which time those crashes come; 1 h.
+    #[serde(with = "duration")]
+    pub poison_window: Duration,
+    /// After this a parked shard is given another try; 6 h.
+    #[serde(with = "duration")]
+    pub poison_release: Duration,
     /// Shards of a table, 1 to 2^24; 1024.
     pub shards: ShardCount,
     /// Owners of each shard, 1 to 7; 1.
@@ -120,6 +132,10 @@ impl Default for Settings {
             restart_grace: Duration::ZERO,
             min_members: 1,
             mass_failure_brake: 0.5,
+            poison_crashes: 3,
+            poison_soon: Duration::from_secs(10),
+            poison_window: 60 * MINUTE,
+            poison_release: 360 * MINUTE,
             shards: ShardCount::default(),
             replicas: ReplicationFactor::default(),
             virtual_nodes: 150,
@@ -225,6 +241,17 @@ impl Settings {
     #[must_use]
     pub fn stop_budget(&self) -> Duration {
         self.stop_budget.unwrap_or(self.node_ttl / 6)
+    }
+
+    /// When shards are parked, if they ever are.
+    pub(crate) fn poison(&self) -> Option<PoisonSettings> {
+        (self.poison_crashes != 0).then(|| PoisonSettings {
+            crashes: self.poison_crashes,
+            soon: self.poison_soon,
+            window: self.poison_window,
+            release_after: self.poison_release,
+            ..PoisonSettings::default()
+        })
     }
 
     /// The time between a local deadline and the end of a TTL: a tenth of it, at least 100 ms.
@@ -342,6 +369,19 @@ impl Settings {
             format!("mass_failure_brake {brake} is not above 0 and at most 1"),
         );
         must(
+            self.poison_crashes != 1,
+            "poison_crashes is 1; one crash accuses nobody, so it is at least 2, or 0 for never"
+                .to_owned(),
+        );
+        let poison = [
+            ("poison_soon", self.poison_soon),
+            ("poison_window", self.poison_window),
+            ("poison_release", self.poison_release),
+        ];
+        for (name, duration) in poison {
+            must(!duration.is_zero(), format!("{name} is 0"));
+        }
+        must(
             self.restart_grace <= self.remove_after,
             format!(
                 "restart_grace {:?} is above remove_after {:?}",
@@ -426,6 +466,8 @@ mod tests {
             heartbeat: Duration::from_secs(40),
             min_members: 0,
             mass_failure_brake: f64::NAN,
+            poison_crashes: 1,
+            poison_soon: Duration::ZERO,
             node_ttl: Duration::from_millis(500),
             virtual_nodes: 0,
             event_buffer: 0,
@@ -437,6 +479,8 @@ mod tests {
             "heartbeat 40s",
             "min_members",
             "mass_failure_brake",
+            "poison_crashes is 1",
+            "poison_soon is 0",
             "node_ttl 500ms is not 1 s",
             "request_timeout 2s is not below a third of node_ttl",
             "stop_budget",

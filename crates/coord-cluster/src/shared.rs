@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use coord_core::session::Tenure;
 use coord_core::{
-    Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Report, Result,
-    ShardMap, TableName,
+    Clock, Discovery, Error, Incarnation, Lease, Load, LoadReport, Moment, NodeId, Placement,
+    Report, Result, ShardMap, TableName,
 };
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::coordinator::{Spec, Verdict};
+use crate::coordinator::{Seen, Spec, Verdict};
 use crate::downing::Why;
 use crate::events::{Cause, Event};
 use crate::gate::Gate;
@@ -27,6 +27,8 @@ use crate::telemetry;
 /// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
 /// suspended, and the clock does not.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How often a stall of this process is looked for.
+const STALL_TICK_MAX: Duration = Duration::from_secs(1);
 
 /// How a node's runtime ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,21 +63,36 @@ pub(crate) struct Shared {
     pub(crate) row: watch::Sender<Option<BTreeSet<NodeId>>>,
     /// Whom this node's side of a partition has downed.
     pub(crate) verdicts: watch::Sender<BTreeMap<NodeId, Verdict>>,
+    /// How busy the shards of each table are that asks for it.
+    pub(crate) loads: watch::Sender<BTreeMap<TableName, Told>>,
     /// Cancelled when no region hosts anything any more.
     pub(crate) unhosted: CancellationToken,
     /// What is seen of all registrations.
     pub(crate) view: watch::Sender<Arc<View>>,
+    /// When it was last looked whether this process had stalled.
+    pub(crate) ticked: watch::Sender<Moment>,
     /// This node's term, while it leads.
     pub(crate) tenure: watch::Sender<Option<Tenure>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
     events: broadcast::Sender<Arc<Event>>,
     observer: Mutex<Observer>,
     store: Mutex<StoreHealth>,
+    /// When the versions of each table were seen here.
+    seen: Mutex<BTreeMap<TableName, Seen>>,
     /// Cancelled when the node's runtime ends.
     pub(crate) stop: CancellationToken,
     ending: Mutex<Ending>,
     /// Cancelled when this node can't lead any more.
     pub(crate) led: CancellationToken,
+}
+
+/// How busy a run's shards of a table are.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub(crate) run: Incarnation,
+    pub(crate) report: LoadReport,
+    /// All of them together.
+    pub(crate) sum: Load,
 }
 
 /// When the store last answered this process.
@@ -111,12 +128,15 @@ impl Shared {
             reports: watch::Sender::default(),
             row: watch::Sender::default(),
             verdicts: watch::Sender::default(),
+            loads: watch::Sender::default(),
             unhosted: CancellationToken::new(),
             view: watch::Sender::default(),
+            ticked: watch::Sender::new(clock.now()),
             tenure: watch::Sender::new(None),
             status: watch::Sender::new(Arc::new(observer.status())),
             events,
             observer: Mutex::new(observer),
+            seen: Mutex::default(),
             store: Mutex::new(StoreHealth { answered: clock.now() }),
             stop: CancellationToken::new(),
             ending: Mutex::new(Ending::Orderly),
@@ -160,6 +180,28 @@ impl Shared {
     /// Looks at what this node knows.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Observer) -> T) -> T {
         look(&lock(&self.observer))
+    }
+
+    /// A version of a table was seen.
+    pub(crate) fn note_seen(&self, name: &TableName, map: &ShardMap) {
+        let mut seen = lock(&self.seen);
+        seen.entry(name.clone()).or_default().note(map, self.clock.now());
+    }
+
+    /// When the versions of each table were seen here.
+    pub(crate) fn seen(&self) -> BTreeMap<TableName, Seen> {
+        lock(&self.seen).clone()
+    }
+
+    /// How often a stall of this process is looked for.
+    pub(crate) fn stall_tick(&self) -> Duration {
+        (self.settings.node_ttl / 10).min(STALL_TICK_MAX)
+    }
+
+    /// Whether this process may have been stalled just now, so that nobody must be judged before the next
+    /// look at it.
+    pub(crate) fn may_have_stalled(&self) -> bool {
+        self.clock.now().since(*self.ticked.borrow()) > self.stall_tick() * 2
     }
 
     /// When the store last answered.

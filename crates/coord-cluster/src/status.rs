@@ -140,7 +140,7 @@ pub struct TableStatus {
     pub version: Version,
     /// How many shards it has.
     pub shards: u32,
-    /// How many have no primary.
+    /// How many have no primary, those that are parked not counted.
     pub orphans: u32,
     /// How many are in motion.
     pub moving: u32,
@@ -170,6 +170,8 @@ pub struct Status {
     pub paused: bool,
     /// Shards whose handoff is past its timeout, by table; not more than the first 256 of each.
     pub stuck: BTreeMap<TableName, Vec<ShardId>>,
+    /// Shards that nobody may have since whoever had them crashed, by table.
+    pub parked: BTreeMap<TableName, Vec<ShardId>>,
     /// Whether the store is away.
     pub store_away: bool,
     /// What this node makes of whom it reaches, where downing is chosen.
@@ -199,7 +201,7 @@ impl Status {
         self.members.iter().filter(|member| member.status == status).count()
     }
 
-    /// True when every member that may host is there, every shard has an owner, and nothing is about to
+    /// True when every member that may host is there, every shard that is not parked has an owner, and nothing is about to
     /// move.
     #[must_use]
     pub fn is_settled(&self) -> bool {

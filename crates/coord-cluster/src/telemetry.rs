@@ -1,6 +1,6 @@
 //! The names of all metrics, in one place.
 
-use coord_core::{LeaseName, NodeId, NodeStatus, Term};
+use coord_core::{LeaseName, Load, NodeId, NodeStatus, Term};
 use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
@@ -16,6 +16,8 @@ pub(crate) fn status(me: &NodeId, status: &Status) {
     let orphans: u32 = status.tables.iter().map(|table| table.orphans).sum();
     let stuck = status.stuck.values().map(Vec::len).sum();
     gauge!("cluster_handoff_stuck").set(float(stuck));
+    let parked = status.parked.values().map(Vec::len).sum();
+    gauge!("cluster_shards_parked").set(float(parked));
     gauge!("cluster_shards_assigned").set(f64::from(mine));
     gauge!("cluster_shards_orphaned").set(f64::from(orphans));
     for state in [Gating::None, Gating::Acquiring, Gating::Held] {
@@ -38,6 +40,7 @@ pub(crate) fn event(kind: &EventKind) {
             counter!("cluster_rebalancing_completed").increment(1);
             counter!("cluster_rebalancing_shards_moved").increment(u64::from(*moved));
         }
+        EventKind::ShardFailed { .. } => counter!("cluster_shards_failures").increment(1),
         EventKind::NodeFailed { .. } => counter!("cluster_node_failures").increment(1),
         EventKind::NodesDowned { nodes, strategy } => {
             counter!("cluster_downing_decisions", "outcome" => "stay", "reason" => strategy.clone())
@@ -97,6 +100,11 @@ pub(crate) fn singleton(lease: &LeaseName, state: &State) {
 
 fn wide_count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+/// How busy this node says that it is.
+pub(crate) fn node_load(me: &NodeId, load: Load) {
+    gauge!("cluster_node_load", "node" => me.to_string()).set(load.get());
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a gauge is a float")]

@@ -160,6 +160,25 @@ fn nodes() {
     golden_record("node-unreachable.json", &NodeRecordV1::new(partly, ttl));
 }
 
+/// Kept apart from the other fields of a node, which older records have without it.
+#[test]
+fn loads_of_shards() {
+    let ttl = Ttl::from_secs(90).expect("ttl");
+    let mut info = NodeInfo::new(holder().node, Address::new("n1:7000").expect("address"))
+        .with_incarnation(holder().incarnation);
+    let loads = (0..).map(ShardId::new).zip([12.5, 3.0, 0.0, 1.0, 1e9]);
+    let report = LoadReport::after(None, TableUid::from_u128(0xfeed), Version::new(12), loads, 3);
+    info.load = Some(Load::new(16.5).expect("load"));
+    info.loads = [(TableName::new("order").expect("name"), report)].into();
+    golden_record("node-loads.json", &NodeRecordV1::new(info.clone(), ttl));
+    let many = (0..300).map(|shard| (ShardId::new(shard), 1.0));
+    let report = LoadReport::after(None, TableUid::from_u128(1), Version::new(1), many, 300);
+    info.loads = [(TableName::new("order").expect("name"), report)].into();
+    let bytes = NodeRecordV1::new(info, ttl).encode().expect("encodes");
+    let error = NodeRecordV1::decode(&bytes).expect_err("too many").to_string();
+    assert!(error.contains("shard loads found=300 max=256"), "{error}");
+}
+
 #[test]
 fn requests_and_answers() {
     let body = &b"{\"drain\":\"node-1.eu\"}"[..];

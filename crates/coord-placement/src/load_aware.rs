@@ -81,6 +81,10 @@ impl PlacementStrategy for LoadAware {
         "load-aware"
     }
 
+    fn wants_loads(&self) -> bool {
+        true
+    }
+
     fn plan(
         &self,
         current: &Assignment,
@@ -88,6 +92,7 @@ impl PlacementStrategy for LoadAware {
         settings: &PlanSettings,
     ) -> Result<Plan, PlanError> {
         let input = Input::new(current, candidates, settings)?;
-        Ok(board::plan(input, self.band.max(settings.tolerance), self.churn))
+        let churn = if settings.holds_loads { 0 } else { self.churn };
+        Ok(board::plan(input, self.band.max(settings.tolerance), churn))
     }
 }

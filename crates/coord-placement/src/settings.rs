@@ -34,6 +34,9 @@ pub struct PlanSettings {
     pub work_limit: u64,
     /// How much each shard has to do, for strategies that go by it; none for all the same.
     pub loads: Option<Arc<ShardLoads>>,
+    /// Whether strategies that go by loads move nothing for balance alone, since the loads are not all known
+    /// yet, say; false.
+    pub holds_loads: bool,
 }
 
 impl Default for PlanSettings {
@@ -46,6 +49,7 @@ impl Default for PlanSettings {
             tolerance: 0,
             work_limit: WORK_LIMIT_DEFAULT,
             loads: None,
+            holds_loads: false,
         }
     }
 }
@@ -90,6 +94,13 @@ impl PlanSettings {
     #[must_use]
     pub fn with_loads(mut self, loads: Arc<ShardLoads>) -> Self {
         self.loads = Some(loads);
+        self
+    }
+
+    /// With strategies that go by loads moving nothing for balance alone.
+    #[must_use]
+    pub fn with_holds_loads(mut self, holds: bool) -> Self {
+        self.holds_loads = holds;
         self
     }
 

@@ -17,6 +17,12 @@ pub trait PlacementStrategy: Debug + Send + Sync + 'static {
     /// The strategy's name, as settings and logs write it.
     fn name(&self) -> &'static str;
 
+    /// Whether [loads](PlanSettings::with_loads) change its plans. Nobody measures, stores or reads the loads
+    /// of a table whose strategy does not ask for them.
+    fn wants_loads(&self) -> bool {
+        false
+    }
+
     /// Plans the next map. `candidates` are the live nodes; whoever else owns a shard of `current` has
     /// lost it.
     ///

@@ -104,7 +104,7 @@ impl Judge {
     pub fn new(time: WorldTime, leader_ttl: Duration) -> Self {
         let invariants: Vec<Box<dyn Invariant>> = vec![
             Box::new(i1::I1::default()),
-            Box::new(i2::I2),
+            Box::new(i2::I2::default()),
             Box::new(i3::I3::default()),
             Box::new(i4::I4::default()),
             Box::new(i5::I5::new(leader_ttl)),

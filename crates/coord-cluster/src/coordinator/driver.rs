@@ -73,6 +73,9 @@ pub(crate) async fn lead(
     let mut machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
     machine.on_gate(gate.is_none());
     machine.has_waited_for(late_heir);
+    for (name, seen) in shared.seen() {
+        machine.on_history(&name, seen);
+    }
     let mut lead = Lead {
         shared: Arc::clone(shared),
         guard,
@@ -119,7 +122,17 @@ impl Lead<'_> {
         let mut registered = shared.registered.subscribe();
         let mut verdicts = shared.verdicts.subscribe();
         verdicts.mark_changed();
+        let mut ticked = shared.ticked.subscribe();
         loop {
+            while shared.may_have_stalled() {
+                // Whoever seems late may have been unseen only.
+                tokio::select! {
+                    biased;
+                    () = shared.stop.cancelled() => return Ended::Stopped,
+                    lost = self.guard.lost() => return Ended::Lost(lost),
+                    _ = ticked.changed() => {}
+                }
+            }
             self.machine.on_view(Arc::clone(&view.borrow_and_update()));
             self.take_gate();
             if verdicts.has_changed().unwrap_or_default() {
@@ -189,6 +202,10 @@ impl Lead<'_> {
         match stop {
             Stop::SteppedDown => Ended::Release("a command asked for it"),
             Stop::GivesWay(heir) => Ended::GaveWay(heir),
+            Stop::Deleted(table) => {
+                tracing::warn!(%table, "the table was deleted");
+                Ended::Release("a table was deleted")
+            }
             Stop::Refused(why) => Ended::Refused(why),
             Stop::Fenced => {
                 let name = LeaseName::leader();
@@ -272,7 +289,10 @@ impl Lead<'_> {
             Step::Publish(table, expected, map) => {
                 let fence = self.guard.fence();
                 let publish = self.shared.placement.publish(table, &fence, *expected, map);
-                self.shared.call("publish", publish).await.map(published)
+                match self.shared.call("publish", publish).await.map(published) {
+                    Ok(Outcome::Fenced) => self.fenced(table).await,
+                    outcome => outcome,
+                }
             }
             Step::Evict(suspect) => {
                 let (node, run) = (&suspect.node, suspect.incarnation);
@@ -297,6 +317,13 @@ impl Lead<'_> {
         let refused = EventKind::TableRefused { table: name, term, misfit: misfit.clone() };
         self.shared.observe(|_| vec![Event::new(Cause::Local, refused)]);
         Outcome::Refused(format!("table {table} {misfit}"))
+    }
+
+    /// A table that does not exist any more refuses a write as if another leader had been there.
+    async fn fenced(&self, table: &TableName) -> Result<Outcome> {
+        let load = self.shared.placement.load(table);
+        let is_there = self.shared.call("load", load).await?.is_some();
+        Ok(if is_there { Outcome::Fenced } else { Outcome::Deleted })
     }
 
     /// Tells whoever asked. An answer that can't be brought at all is left out: the asker then counts

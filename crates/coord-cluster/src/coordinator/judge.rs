@@ -8,6 +8,7 @@ use coord_core::{Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, 
 use super::roster::{Roster, Seat};
 use crate::commands::{Command, Refusal};
 use crate::membership::{Presence, View};
+use crate::poison::TableShard;
 use crate::record::{ClusterRecord, Failure};
 
 /// One write of a command.
@@ -33,6 +34,7 @@ pub(crate) enum Note {
     Paused(bool),
     Pin(TableName, ShardId, NodeId),
     Unpin(TableName, ShardId),
+    Unpark(TableShard),
     Heir(NodeId),
 }
 
@@ -58,6 +60,12 @@ impl Note {
                     pins.remove(&shard);
                 }
                 record.pins.retain(|_, pins| !pins.is_empty());
+            }
+            Self::Unpark(TableShard { table, shard }) => {
+                if let Some(parked) = record.parked.get_mut(&table) {
+                    parked.remove(&shard);
+                }
+                record.parked.retain(|_, parked| !parked.is_empty());
             }
             Self::Heir(node) => record.heir = Some(node),
         }
@@ -101,6 +109,7 @@ impl Bench<'_> {
             Command::RebalanceShards { table, reason } => self.rebalance(table.as_ref(), reason),
             Command::Pin { table, shard, node } => self.pin(table, *shard, node),
             Command::Unpin { table, shard } => self.unpin(table, *shard),
+            Command::Unpark { table, shard } => self.unpark(table, *shard),
             Command::Pause => Ok(vec![Write::Note(Note::Paused(true))]),
             Command::Resume => {
                 let mut writes = vec![Write::Note(Note::Paused(false))];
@@ -118,6 +127,29 @@ impl Bench<'_> {
         }
         let write = |table: &TableName| Write::Rebalance(table.clone(), reason.to_owned());
         self.tables.iter().map(write).collect()
+    }
+
+    fn is_parked(&self, table: &TableName, shard: ShardId) -> bool {
+        self.record.parked.get(table).is_some_and(|parked| parked.contains_key(&shard))
+    }
+
+    fn free(&self, table: &TableName, shard: ShardId) -> Result<(), Refusal> {
+        match self.is_parked(table, shard) {
+            true => Err(Refusal::ShardParked { shard }),
+            false => Ok(()),
+        }
+    }
+
+    fn unpark(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, Refusal> {
+        self.table_with(table, shard)?;
+        if !self.is_parked(table, shard) {
+            return Err(Refusal::ShardNotParked { shard });
+        }
+        let mut writes = vec![Write::Note(Note::Unpark(TableShard::new(table.clone(), shard)))];
+        if self.roster.active() > 0 {
+            writes.push(Write::Rebalance(table.clone(), format!("shard {shard} is unparked")));
+        }
+        Ok(writes)
     }
 
     fn seat(&self, node: &NodeId) -> Result<&Seat, Refusal> {
@@ -215,6 +247,7 @@ impl Bench<'_> {
     ) -> Result<Vec<Write>, Refusal> {
         let map = self.table_with(table, shard)?;
         self.may_take(&map, shard, node)?;
+        self.free(table, shard)?;
         let mut owners: Vec<_> = map.owners(shard).map(|owner| owner.id.clone()).collect();
         if owners.contains(node) {
             return Ok(Vec::new());
@@ -236,6 +269,7 @@ impl Bench<'_> {
         let replicas = map.header().replicas.get();
         for (&shard, nodes) in owners {
             self.table_with(table, shard)?;
+            self.free(table, shard)?;
             if nodes.len() > usize::from(replicas) {
                 return Err(Refusal::TooManyReplicas { shard, replicas });
             }

@@ -18,13 +18,17 @@ use coord_core::{
 };
 use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
 
-use super::judge::{self, Write};
+use super::judge::{self, Note, Write};
+use super::lives;
+use super::loads::{Figures, Loads};
 use super::placing::{Failed, Next, Placing, Question};
-use super::roster::{self, Roster, Sources, Suspect, Taken, Tenancy, Timers};
+use super::poisoning::{self, Hosted, Poisoning, Seen};
+use super::roster::{self, Roster, Seat, Sources, Suspect, Taken, Tenancy, Timers};
 use super::succession::{Candidate, Succession};
 use crate::commands::{Command, Done, Refusal, Reply};
 use crate::handoff::Handoff;
-use crate::membership::{Judging, Presence, View};
+use crate::membership::{Judging, MayRun, Presence, View};
+use crate::poison::{Fall, PoisonSettings, TableShard};
 use crate::record::{ClusterRecord, Failure, TableNote};
 use crate::settings::Settings;
 
@@ -39,10 +43,12 @@ const MOTIONS_SHARE: u32 = 10;
 /// The most stuck shards of a table that are named.
 const STUCK_MAX: usize = 256;
 /// The first pause after a failure; it doubles.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
+pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// What metrics call the reason of a rebalance that was asked for.
 const BY_COMMAND: &str = "command";
+/// And the one of the first rebalance of a term.
+const BY_TERM: &str = "term";
 
 /// Whom a command came from, as the driver counts.
 pub(crate) type Ticket = u64;
@@ -64,6 +70,8 @@ pub(crate) struct Rules {
     pub(crate) remove_after: Duration,
     pub(crate) restart_grace: Duration,
     pub(crate) node_ttl: Duration,
+    pub(crate) heartbeat: Duration,
+    pub(crate) poison: Option<PoisonSettings>,
     pub(crate) min_members: usize,
     pub(crate) brake: f64,
     pub(crate) handoff_timeout: Duration,
@@ -80,6 +88,8 @@ impl Rules {
             remove_after: settings.remove_after,
             restart_grace: settings.restart_grace,
             node_ttl: settings.node_ttl,
+            heartbeat: settings.heartbeat,
+            poison: settings.poison(),
             min_members: usize::try_from(settings.min_members).unwrap_or(usize::MAX),
             brake: settings.mass_failure_brake,
             handoff_timeout: settings.handoff_timeout,
@@ -154,6 +164,9 @@ pub(crate) enum Stop {
     SteppedDown,
     /// This node is to lead, and was slower.
     GivesWay(NodeId),
+    /// A table was deleted. What its next life gives to hosts has to be newer than what the last one gave, so
+    /// that it takes another term.
+    Deleted(TableName),
     /// A write was refused: somebody else leads, or the store went back.
     Fenced,
     /// The reserved table can't be used.
@@ -173,6 +186,8 @@ pub(crate) enum Outcome {
     Published,
     /// The table has moved on.
     Conflict,
+    /// The table does not exist any more.
+    Deleted,
     /// Another leader has been there.
     Fenced,
     /// The registration is gone.
@@ -208,6 +223,8 @@ pub(crate) struct Machine {
     evicted: BTreeMap<NodeId, Incarnation>,
     /// An eviction that came too late for the revision that was seen, with the newer one.
     evict_again: Option<Suspect>,
+    /// Which shards are parked and suspect; none before `_cluster` is read, or where none ever is.
+    poison: Option<Poisoning>,
     tables: BTreeMap<TableName, Table>,
     /// Whom this node's side of a partition has downed, and that is still to be written.
     verdicts: BTreeMap<NodeId, Verdict>,
@@ -233,6 +250,8 @@ pub(crate) struct Machine {
 struct Table {
     spec: Spec,
     map: Option<Arc<ShardMap>>,
+    /// When its versions were seen.
+    seen: Seen,
     stale: bool,
     /// It can't be claimed, and why.
     refused: Option<String>,
@@ -247,6 +266,9 @@ struct Table {
     /// What the last plan started from, and for which version that holds.
     current: Option<(Version, Arc<Assignment>)>,
     planned: Option<(Arc<Job>, Result<Plan, PlanError>)>,
+    /// How busy its shards are; and what the present rebalance goes by, whatever is reported meanwhile.
+    loads: Loads,
+    figures: Option<Figures>,
     /// What the publish in progress does besides.
     publishing: Option<(u32, bool)>,
     /// Whether moves have still to begin that the last plan wants.
@@ -297,6 +319,7 @@ impl Machine {
         let table = |spec: &Spec| Table {
             spec: spec.clone(),
             map: None,
+            seen: Seen::default(),
             stale: false,
             refused: None,
             due: None,
@@ -306,6 +329,8 @@ impl Machine {
             lingering: BTreeSet::new(),
             current: None,
             planned: None,
+            loads: Loads::default(),
+            figures: None,
             publishing: None,
             more: false,
             followed: false,
@@ -324,6 +349,7 @@ impl Machine {
             placed: None,
             evicted: BTreeMap::new(),
             evict_again: None,
+            poison: None,
             tables,
             verdicts: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -338,6 +364,13 @@ impl Machine {
             late_heir: None,
             stop: None,
             rules,
+        }
+    }
+
+    /// When this process saw the versions of a table, before it led.
+    pub(crate) fn on_history(&mut self, name: &TableName, seen: Seen) {
+        if let Some(table) = self.tables.get_mut(name) {
+            table.seen = seen;
         }
     }
 
@@ -531,7 +564,7 @@ impl Machine {
             record: &self.record,
             owns: &owns,
         };
-        let Taken { roster, record, suspects, wake } =
+        let Taken { roster, record, suspects, crashed, wake } =
             roster::take(&sources, &mut self.timers, now);
         let gone =
             |suspect: &Suspect| self.evicted.get(&suspect.node) == Some(&suspect.incarnation);
@@ -541,8 +574,17 @@ impl Machine {
             });
             return Err(Step::Evict(again.unwrap_or(suspect)));
         }
+        let replaced = self.replaced(&roster, now);
         self.roster = roster;
         self.record = record;
+        for (node, run, counts_from) in crashed {
+            self.on_crash(poisoning::fall(&self.rules, &self.view, &node, run, counts_from), now);
+        }
+        for fall in replaced {
+            self.on_crash(fall, now);
+        }
+        let wake = wake.into_iter().chain(self.take_poison(now)).min();
+        self.take_lives(cluster, now);
         match self.cluster_map(cluster) {
             Ok(None) => {}
             Ok(Some(map)) => {
@@ -551,7 +593,7 @@ impl Machine {
             Err(error) => tracing::debug!(%error, "the members can't be written down"),
         }
         let (reason, label) = match &self.placed {
-            None => (Some(format!("term {} began", self.fence.term)), "term"),
+            None => (Some(format!("term {} began", self.fence.term)), BY_TERM),
             Some(placed) => (self.roster.difference(placed), "members"),
         };
         if let Some(reason) = reason {
@@ -559,6 +601,75 @@ impl Machine {
             self.trigger(&reason, label, now);
         }
         Ok(wake)
+    }
+
+    /// Finds the tables that are in another life than before, and who has still to stop the earlier one.
+    fn take_lives(&mut self, cluster: &ShardMap, now: Moment) {
+        let mut lives = std::mem::take(&mut self.record.lives);
+        let sources = Sources {
+            rules: &self.rules,
+            view: &self.view,
+            cluster,
+            record: &self.record,
+            owns: &|_| false,
+        };
+        let mut begin = Vec::new();
+        for (name, table) in &self.tables {
+            let Some(map) = &table.map else { continue };
+            let table = (name, &**map, table.spec.handoff);
+            if lives::take(&sources, &self.timers, &mut lives, table, now) {
+                begin.push(name.clone());
+            }
+        }
+        self.record.lives = lives;
+        for name in begin {
+            self.trigger_table(&name, "the hosts of its former life have stopped", "members", now);
+        }
+    }
+
+    /// Whether hosts of an earlier life of the table have still to stop.
+    fn awaits_former_life(&self, name: &TableName) -> bool {
+        self.record.lives.get(name).is_some_and(|life| !life.awaits.is_empty())
+    }
+
+    /// Runs that another one of their node followed, unseen and without a word of theirs. The process may have
+    /// been gone for a while, and most are back at once.
+    fn replaced(&self, roster: &Roster, now: Moment) -> Vec<Fall> {
+        let fall = |(node, seat): (&NodeId, &Seat)| {
+            let before = &self.roster.seat(node)?.entry;
+            let follows = before.incarnation != seat.entry.incarnation && before.status.may_host();
+            let may_run = self.view.may_run(node, before.incarnation, self.rules.node_ttl);
+            let unseen = matches!(may_run, MayRun::Until(until) if until > now);
+            let heard = now.minus(self.rules.heartbeat);
+            (follows && unseen).then(|| Fall::new(node.clone(), before.incarnation, heard, now))
+        };
+        roster.0.iter().filter_map(fall).collect()
+    }
+
+    /// A run ended that nobody asked to. Where so many vanish that the brake holds, none of it is evidence.
+    fn on_crash(&mut self, fall: Fall, now: Moment) {
+        let Some(poison) = &mut self.poison else { return };
+        if self.record.nodes.values().any(|note| note.suspended.is_some()) {
+            return;
+        }
+        let hosted = self.tables.iter().filter_map(|(name, table)| {
+            let (map, handoff) = (table.map.as_ref()?, table.spec.handoff);
+            Some(Hosted { name, map, seen: &table.seen, handoff })
+        });
+        poison.on_crash(&fall, &hosted.collect::<Vec<_>>(), now);
+    }
+
+    /// Gives shards another try that have been parked for long, and writes down what is; tells when the
+    /// next one is due.
+    fn take_poison(&mut self, now: Moment) -> Option<Moment> {
+        let old = self.poison.as_mut()?.release_old(now);
+        for TableShard { table, shard } in old {
+            let reason = format!("parked shard {shard} is given another try");
+            self.trigger_table(&table, &reason, "parked", now);
+        }
+        let poison = self.poison.as_ref()?;
+        poison.remember(&mut self.record);
+        poison.releases_at()
     }
 
     /// Finds which runs that the maps name may still host; tells when the first of them has to stop.
@@ -678,7 +789,7 @@ impl Machine {
         const BURST: u32 = 5;
         let delay = self.rules.delay;
         let Some(table) = self.tables.get_mut(name) else { return };
-        table.followed = false;
+        (table.followed, table.figures) = (false, None);
         // A retry after a failure may be far away, and what failed may go well now.
         let retries = std::mem::take(&mut table.failures) > 0;
         let due = table.due.take().filter(|due| due.at > now);
@@ -710,14 +821,36 @@ impl Machine {
             fence: &self.fence,
             handoff: table.spec.handoff,
             tenancy: &table.tenancy,
+            parked: name.and_then(|(name, _)| self.record.parked.get(name)),
             reports: map.nodes().iter().map(report).collect(),
             motions_max: usize::try_from(motions_max).unwrap_or(usize::MAX),
         }
     }
 
+    /// Finds how busy a table's shards are, once for each rebalance: a plan of what changes all the time
+    /// would never be the answer to what is asked. A new leader does not go on at once where its predecessor had
+    /// moved as much for balance as one plan may.
+    fn take_loads(&mut self, name: &TableName, now: Moment) {
+        let by_command = self.current_write().is_some();
+        let Some(table) = self.tables.get_mut(name) else { return };
+        let Some(map) = &table.map else { return };
+        if table.figures.is_none() && table.spec.strategy.wants_loads() {
+            let mut figures = table.loads.take(name, map, &self.view, now);
+            let begins = table.due.as_ref().is_some_and(|due| due.label == BY_TERM);
+            figures.hold |= begins && !by_command;
+            table.figures = Some(figures);
+        }
+    }
+
     /// Makes the next version of a table, or asks for the plan that it needs.
-    fn plan(&mut self, name: &TableName, reason: &str) -> Result<Option<Step>, Failed> {
+    fn plan(
+        &mut self,
+        name: &TableName,
+        reason: &str,
+        now: Moment,
+    ) -> Result<Option<Step>, Failed> {
         let made = self.tables.get_mut(name).and_then(|table| table.planned.take());
+        self.take_loads(name, now);
         let Some((table, map)) = self.tables.get(name).and_then(|t| Some((t, t.map.clone()?)))
         else {
             return Ok(None);
@@ -728,7 +861,8 @@ impl Machine {
             Some((_, current)) => Arc::clone(current),
             None => Arc::new(placing.assignment()?),
         };
-        let question = placing.question(&current, self.record.pins.get(name), self.record.paused);
+        let (pins, paused) = (self.record.pins.get(name), self.record.paused);
+        let question = placing.question(&current, pins, paused, table.figures.as_ref());
         let (next, more) = match question {
             None => placing.rebalance(None, reason)?,
             Some(question) => {
@@ -806,12 +940,12 @@ impl Machine {
         let names: Vec<_> = self.tables.keys().cloned().collect();
         for name in names {
             let Some((reason, map)) = self.due(&name, now) else { continue };
-            if self.waits_for_members(&name, &map) {
-                // The next node that joins triggers it again.
+            if self.waits_for_members(&name, &map) || self.awaits_former_life(&name) {
+                // The next node that joins, or the last one that stops, triggers it again.
                 self.settled(&name, now);
                 continue;
             }
-            match self.plan(&name, &reason) {
+            match self.plan(&name, &reason, now) {
                 Ok(Some(step)) => return Some(step),
                 Ok(None) => self.settled(&name, now),
                 Err(failed) => self.put_off(&name, &failed, &reason, now),
@@ -841,9 +975,11 @@ impl Machine {
     /// The table is as it should be.
     fn settled(&mut self, name: &TableName, now: Moment) {
         if let Some(table) = self.tables.get_mut(name) {
-            table.due = None;
+            (table.due, table.figures) = (None, None);
             table.failures = 0;
-            table.check_at = now.plus(self.rules.check);
+            let check = now.plus(self.rules.check);
+            let waits = table.loads.waits_until().filter(|until| *until > now);
+            table.check_at = waits.map_or(check, |until| until.min(check));
         }
         self.record.failures.remove(name);
     }
@@ -853,6 +989,7 @@ impl Machine {
         let check = self.rules.check;
         let why = failed.to_string();
         let Some(table) = self.tables.get_mut(name) else { return };
+        table.figures = None;
         // A shard of a node that failed is as much without a host as one that never had an owner.
         let homeless = table.map.as_ref().is_some_and(|map| {
             let hosted = |slot: Slot| {
@@ -860,7 +997,10 @@ impl Machine {
                 tenancy.is_some_and(|tenancy| *tenancy != Tenancy::Ended)
             };
             let primary = |shard| map.owner_slots(shard).next();
-            !map.header().shards.shards().all(|shard| primary(shard).is_some_and(hosted))
+            let parked = self.record.parked.get(name);
+            let is_parked = |shard| parked.is_some_and(|parked| parked.contains_key(&shard));
+            let shards = map.header().shards;
+            !shards.shards().all(|s| primary(s).is_some_and(hosted) || is_parked(s))
         });
         let pause = if homeless { doubled(table.failures).min(check) } else { check };
         table.failures = table.failures.saturating_add(1);
@@ -967,11 +1107,20 @@ impl Machine {
         };
         match write.clone() {
             Write::Note(note) => {
+                if let (Note::Unpark(shard), Some(poison)) = (&note, &mut self.poison) {
+                    poison.release(shard);
+                }
                 note.apply(&mut self.record);
                 self.front_record()
             }
+            Write::Owners(table, _) | Write::Rebalance(table, _)
+                if self.awaits_former_life(&table) =>
+            {
+                let why = format!("hosts of the former life of table {table} have not stopped yet");
+                Front::Refused(Refusal::Failed { why })
+            }
             Write::Owners(table, owners) => self.front_owners(&table, &owners),
-            Write::Rebalance(table, reason) => match self.plan(&table, &reason) {
+            Write::Rebalance(table, reason) => match self.plan(&table, &reason, now) {
                 Ok(Some(step)) => Front::Step(step),
                 Ok(None) => {
                     self.settled(&table, now);
@@ -1074,9 +1223,14 @@ impl Machine {
             Outcome::Fenced => self.stop = Some(Stop::Fenced),
             // Nothing was sent; `on_gate` follows.
             Outcome::Gated => {}
+            Outcome::Deleted => {
+                if let Step::Publish(name, ..) = step {
+                    self.stop = Some(Stop::Deleted(name));
+                }
+            }
             Outcome::Failed(why) => self.on_failed(step, ordered, &why, now),
-            Outcome::Claimed(map) => self.on_map(&step, Some(map)),
-            Outcome::Loaded(map) => self.on_map(&step, map),
+            Outcome::Claimed(map) => self.on_map(&step, Some(map), now),
+            Outcome::Loaded(map) => self.on_map(&step, map, now),
             Outcome::Refused(why) => self.on_refused(&step, why),
             Outcome::Published => self.on_published(step, ordered, now),
             Outcome::Conflict => self.on_not_written(&step, ordered),
@@ -1135,11 +1289,17 @@ impl Machine {
         }
     }
 
-    fn on_map(&mut self, step: &Step, map: Option<Arc<ShardMap>>) {
+    fn on_map(&mut self, step: &Step, map: Option<Arc<ShardMap>>, now: Moment) {
         let (Step::Claim(name, _) | Step::Load(name)) = step else { return };
         if let Some(table) = self.tables.get_mut(name) {
             table.stale = false;
-            // A table that was deleted is claimed anew, as another life of it.
+            if let Some(map) = &map {
+                table.seen.note(map, now);
+            }
+            let same = |old: &Arc<ShardMap>| map.as_ref().is_some_and(|map| map.uid() == old.uid());
+            if table.map.as_ref().is_some_and(|old| !same(old)) {
+                self.stop = Some(Stop::Deleted(name.clone()));
+            }
             table.map = map;
             return;
         }
@@ -1160,6 +1320,11 @@ impl Machine {
                 });
                 if let Some(heir) = heir {
                     self.stop = Some(Stop::GivesWay(heir));
+                }
+                if self.poison.is_none() {
+                    let seen = self.tables.iter().map(|(name, table)| (name.clone(), &table.seen));
+                    let seen = seen.collect();
+                    self.poison = Poisoning::resume(&self.rules, &record, &seen, now);
                 }
                 self.record = record;
                 self.cluster = Some(map);
@@ -1193,6 +1358,7 @@ impl Machine {
         let rebalance = TableNote::read(map.annex()).rebalance;
         let placed_anew = rebalance.is_some_and(|run| run.since == version);
         let label = table.due.as_ref().map_or(BY_COMMAND, |due| due.label);
+        table.seen.note(&map, now);
         table.map = Some(map);
         table.more = more;
         tracing::debug!(table = %name, %version, moved, "a map is published");
@@ -1243,6 +1409,11 @@ impl Machine {
                 self.evicted.insert(node, incarnation);
             }
             None => {
+                if let Some(Presence::Absent { counts_from, .. }) = self.view.presence(&node) {
+                    let (rules, from) = (&self.rules, *counts_from);
+                    let fall = poisoning::fall(rules, &self.view, &node, incarnation, from);
+                    self.on_crash(fall, now);
+                }
                 let failure = Failure::over(incarnation, "its registration ran out");
                 self.record.note(&node, |note| note.failed = Some(failure));
             }

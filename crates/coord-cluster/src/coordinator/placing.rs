@@ -9,11 +9,12 @@ use coord_core::{
 };
 use coord_placement::{Accepts, Assignment, Candidate, Plan, PlanError, PlanSettings};
 
+use super::loads::Figures;
 use super::moving::{Moves, Resolved, Trip, moving};
 use super::roster::{Roster, Seat, Tenancy};
 use crate::handoff::Handoff;
 use crate::invariants::{Evidence, Hosting, Hosts, Violation, check};
-use crate::record::{Rebalance, TableNote};
+use crate::record::{Parked, Rebalance, TableNote};
 
 /// Why there is no next map.
 #[derive(Clone, Debug)]
@@ -71,6 +72,8 @@ pub(crate) struct Placing<'a> {
     pub(crate) tenancy: &'a [Tenancy],
     /// What the very run in each slot reports of this life of the table.
     pub(crate) reports: Vec<Option<&'a Report>>,
+    /// The shards that nobody may have.
+    pub(crate) parked: Option<&'a BTreeMap<ShardId, Parked>>,
     /// How many shards may be in motion.
     pub(crate) motions_max: usize,
 }
@@ -125,6 +128,7 @@ impl Placing<'_> {
         current: &Assignment,
         pins: Option<&BTreeMap<ShardId, NodeId>>,
         paused: bool,
+        figures: Option<&Figures>,
     ) -> Option<Question> {
         if self.roster.active() == 0 {
             return None;
@@ -147,6 +151,9 @@ impl Placing<'_> {
         let mut settings = PlanSettings::default()
             .with_version(self.map.version())
             .with_max_moves(paused.then_some(0));
+        if let Some(Figures { loads, hold }) = figures {
+            settings = settings.with_loads(Arc::clone(loads)).with_holds_loads(*hold);
+        }
         for (shard, node) in pins.into_iter().flatten() {
             let takes = self.roster.seat(node).is_some_and(|seat| {
                 self.roster.hosting(seat) == Some(Hosting::Takes) && !self.is_held(seat)
@@ -166,13 +173,16 @@ impl Placing<'_> {
         reason: &str,
     ) -> Result<(Option<Next>, bool), Failed> {
         let mut ground = self.ground()?;
-        let target = match plan {
+        let mut target = match plan {
             Some(plan) => {
                 plan.next().write_to(&mut ground.edit)?;
                 self.reachable(&ground, ground.edit.map().raw_owners().to_vec())
             }
             None => self.homes(&ground),
         };
+        for shard in self.parked.into_iter().flat_map(BTreeMap::keys) {
+            write_row(&mut target, *shard, &self.nobody());
+        }
         // What nobody takes only has to stop.
         let motions_max = if plan.is_some() { self.motions_max } else { usize::MAX };
         self.go(ground, &target, motions_max, Some(reason))
@@ -252,7 +262,8 @@ impl Placing<'_> {
         edit.set_annex(TableNote::new(self.handoff, None).write()?)?;
         let Some(goal) = edit.finish(self.fence.clone()) else { return Ok(()) };
         let never = |_: &NodeEntry, _: ShardId, _: Version| false;
-        let evidence = Evidence::new(Handoff::Eager, &never, &never);
+        let parked = |shard| self.is_parked(shard);
+        let evidence = Evidence::new(Handoff::Eager, &never, &never).with_parked(&parked);
         match check(self.map, &goal, &ground.hosts, self.fence, &evidence) {
             // What is wrong elsewhere is not this command's fault, and is found when it is published.
             Err(violation) if violation.shard.is_none_or(|shard| named.contains_key(&shard)) => {
@@ -260,6 +271,14 @@ impl Placing<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    fn is_parked(&self, shard: ShardId) -> bool {
+        self.parked.is_some_and(|parked| parked.contains_key(&shard))
+    }
+
+    fn nobody(&self) -> Vec<Slot> {
+        vec![Slot::NOBODY; usize::from(self.map.header().replicas.get())]
     }
 
     /// Whether a former run of this node may still host shards of the table, in whose name they stay.
@@ -332,6 +351,9 @@ impl Placing<'_> {
 
     /// Where a shard goes that is in motion; where it is if it can't go there any more.
     fn effective(&self, taking: &Taking, shard: ShardId, motions: &[Motion]) -> Vec<Slot> {
+        if self.is_parked(shard) {
+            return self.nobody();
+        }
         let row: Vec<Slot> = self.map.owner_slots(shard).collect();
         let goal: Vec<Slot> = row
             .iter()
@@ -486,7 +508,8 @@ impl Placing<'_> {
         let started = |node: &NodeEntry, shard: ShardId, since: Version| {
             slot(node).is_some_and(|slot| moves.started(slot, shard, since))
         };
-        let evidence = Evidence::new(self.handoff, &stopped, &started);
+        let parked = |shard| self.is_parked(shard);
+        let evidence = Evidence::new(self.handoff, &stopped, &started).with_parked(&parked);
         check(self.map, &next, &hosts, self.fence, &evidence).map_err(Failed::Violation)?;
         Ok(Some(Next { map: Arc::new(next), begun: changes.begun, more: open.more }))
     }

@@ -96,6 +96,8 @@ pub(crate) struct Taken {
     /// What is to be remembered from now on.
     pub(crate) record: ClusterRecord,
     pub(crate) suspects: Vec<Suspect>,
+    /// Runs that count as failed from now on because their registration ran out, and since when it was out.
+    pub(crate) crashed: Vec<(NodeId, Incarnation, Moment)>,
     /// When it may come out differently although nothing was heard.
     pub(crate) wake: Option<Moment>,
 }
@@ -116,6 +118,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
         roster: Roster::default(),
         record: sources.record.clone(),
         suspects: Vec::new(),
+        crashed: Vec::new(),
         wake: None,
     };
     let known: BTreeMap<&NodeId, &NodeEntry> =
@@ -262,6 +265,9 @@ impl Taken {
         {
             self.suspects.push(Suspect::of(record));
         } else {
+            if let Some(from) = counts_from {
+                self.crashed.push((known.id.clone(), known.incarnation, from));
+            }
             let failure = Failure::over(known.incarnation, "its registration ran out");
             self.record.note(&known.id, |note| note.failed = Some(failure));
             entry.status = NodeStatus::Failed;

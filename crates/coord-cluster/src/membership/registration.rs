@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use coord_core::{
-    Incarnation, Moment, NodeId, NodeInfo, Registration, Replace, Report, TableName,
+    Incarnation, Load, Moment, NodeId, NodeInfo, Registration, Replace, Report, TableName,
     UNREACHABLE_MAX,
 };
+
+use crate::shared::Told;
 
 /// What happened to the registration.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,6 +134,20 @@ impl Registrar {
         }
     }
 
+    /// How busy the shards of each table are, as which run; the next heartbeat tells it.
+    pub(crate) fn on_loads(&mut self, loads: &BTreeMap<TableName, Told>) {
+        let mine = || loads.iter().filter(|(_, told)| told.run == self.info.incarnation);
+        if mine().next().is_none() {
+            return;
+        }
+        let sum = mine().map(|(_, told)| told.sum.get()).sum();
+        let reports = mine().map(|(name, told)| (name.clone(), told.report.clone())).collect();
+        if self.info.loads != reports {
+            self.info.load = Load::new(sum).ok();
+            self.info.loads = reports;
+        }
+    }
+
     /// This former run of the process certainly hosts nothing any more.
     pub(crate) fn on_ended(&mut self, run: Incarnation, now: Moment) {
         while self.info.ended.len() >= ENDED_MAX {
@@ -251,6 +267,7 @@ impl Registrar {
         self.former = Some(self.info.incarnation);
         self.info.incarnation = Incarnation::random();
         self.info.reports.clear();
+        self.info.loads.clear();
         self.tried = None;
     }
 }
@@ -266,7 +283,7 @@ pub(crate) struct Times {
 
 #[cfg(test)]
 mod tests {
-    use coord_core::{Address, Revision, Ttl};
+    use coord_core::{Address, LoadReport, Revision, Ttl};
 
     use super::*;
 
@@ -467,6 +484,36 @@ mod tests {
         assert_eq!(sent(call(&mut registrar, at(4))), Some(report(3)));
         assert_eq!(registrar.on_outcome(held(run), 1.0, at(4)), None);
         assert_eq!(call(&mut registrar, at(5)), None);
+    }
+
+    #[test]
+    fn loads_go_with_the_next_heartbeat_and_end_with_their_run() {
+        let mut registrar = registered();
+        let run = Incarnation::from_u128(1);
+        let uid = coord_core::TableUid::from_u128(1);
+        let shard = (coord_core::ShardId::new(0), 5.0);
+        let report = LoadReport::after(None, uid, coord_core::Version::new(1), [shard], 8);
+        let table = TableName::new("orders").expect("name");
+        let told = |run| {
+            let sum = Load::new(5.0).expect("finite");
+            BTreeMap::from([(table.clone(), Told { run, report: report.clone(), sum })])
+        };
+        registrar.on_loads(&told(Incarnation::from_u128(9)));
+        registrar.on_loads(&told(run));
+        assert_eq!(call(&mut registrar, at(2)), None, "nothing is hurried");
+        match call(&mut registrar, at(3)) {
+            Some(RegistrarStep::Heartbeat(_, info)) => {
+                assert_eq!(info.loads, BTreeMap::from([(table.clone(), report.clone())]));
+                assert_eq!(info.load.map(Load::get), Some(5.0));
+            }
+            other => panic!("no heartbeat: {other:?}"),
+        }
+        assert!(registrar.on_outcome(RegistrarOutcome::Gone, 1.0, at(3)).is_some());
+        registrar.on_loads(&told(run));
+        match call(&mut registrar, at(3)) {
+            Some(RegistrarStep::Register(info, _)) => assert!(info.loads.is_empty()),
+            other => panic!("it joins again: {other:?}"),
+        }
     }
 
     #[test]

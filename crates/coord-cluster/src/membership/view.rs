@@ -128,6 +128,16 @@ impl View {
         })
     }
 
+    /// What all nodes said last that are known, also those that are gone.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &NodeRecord> {
+        self.nodes.values().map(Presence::record)
+    }
+
+    /// What a node said last.
+    pub(crate) fn record(&self, node: &NodeId) -> Option<&NodeRecord> {
+        self.nodes.get(node).map(Presence::record)
+    }
+
     /// From when on a node counts as absent that this view has never seen, although the cluster knows
     /// it: one TTL after the first look, for it may be on its way back.
     pub(crate) fn unseen_counts_from(&self, node_ttl: Duration) -> Option<Moment> {

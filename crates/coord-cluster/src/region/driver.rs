@@ -1,18 +1,21 @@
 //! Performs what [`Hosting`] decides, for one table of one node.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use coord_core::{ShardId, TableName};
+use coord_core::{Load, SHARD_LOADS_MAX, ShardId, TableName};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::hosting::{Hosting, Order, Times, Turn};
+use super::sampler::{Sample, Sampler};
 use super::{Host, ShardFence, ShardToken};
+use crate::coordinator::Spec;
 use crate::gate::Permit;
 use crate::settings::Settings;
-use crate::shared::{Ending, Shared};
+use crate::shared::{Ending, Shared, Told};
 
 /// How many shards may be ready before the region has taken it in.
 const STARTED_MAX: usize = 64;
@@ -26,7 +29,18 @@ pub(crate) async fn run(shared: Arc<Shared>, table: TableName, host: Option<Arc<
     let (ready, started) = mpsc::channel(STARTED_MAX);
     let hosting = Hosting::new(shared.node.clone(), times, host.is_some());
     let (tasks, by_task, running) = (JoinSet::new(), HashMap::new(), HashMap::new());
-    Region { shared, table, host, hosting, ready, tasks, by_task, running }.run(started).await;
+    let sampler = sampler(&shared, &table).filter(|_| host.is_some());
+    let region = Region { shared, table, host, hosting, sampler, ready, tasks, by_task, running };
+    region.run(started).await;
+}
+
+/// None for a table whose strategy does not go by loads.
+fn sampler(shared: &Shared, table: &TableName) -> Option<Sampler> {
+    let wants = |spec: &&Spec| spec.strategy.wants_loads();
+    shared.specs.get(table).filter(wants)?;
+    let tables = shared.specs.values().filter(wants).count().max(1);
+    let seed = shared.gate.standing().map_or(0, |standing| standing.incarnation.as_u128());
+    Some(Sampler::new(seed, (SHARD_LOADS_MAX / tables).max(1), shared.clock.now()))
 }
 
 struct Region {
@@ -34,6 +48,7 @@ struct Region {
     table: TableName,
     host: Option<Arc<dyn Host>>,
     hosting: Hosting,
+    sampler: Option<Sampler>,
     ready: mpsc::Sender<ShardId>,
     tasks: JoinSet<()>,
     by_task: HashMap<Id, ShardId>,
@@ -86,6 +101,13 @@ impl Region {
                     None => std::future::pending().await,
                 }
             };
+            let sample_at = self.sampler.as_ref().map(Sampler::at).filter(|_| !ends);
+            let sample = async {
+                match sample_at {
+                    Some(at) => shared.sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled(), if !ends => ends = true,
@@ -94,6 +116,7 @@ impl Region {
                 Some(shard) = started.recv() => self.hosting.on_started(shard),
                 Some(ended) = self.tasks.join_next_with_id() => self.take_ended(ended),
                 () = timer => {}
+                () = sample => self.sample(),
             }
             while let Ok(shard) = started.try_recv() {
                 self.hosting.on_started(shard);
@@ -101,6 +124,37 @@ impl Region {
             while let Some(ended) = self.tasks.try_join_next_with_id() {
                 self.take_ended(ended);
             }
+        }
+    }
+
+    /// Asks the host how busy its shards are, and has the registration tell what is new.
+    fn sample(&mut self) {
+        let now = self.shared.clock.now();
+        let (Some(sampler), Some(host)) = (&mut self.sampler, &self.host) else { return };
+        let standing = self.shared.gate.standing();
+        let hosted = standing.and_then(|standing| Some((standing, self.hosting.running()?)));
+        let Some((standing, (uid, applied, shards, newest))) = hosted else {
+            sampler.put_off(now);
+            return;
+        };
+        let measure = || {
+            let load = |shard: &ShardId| Some((*shard, host.load(*shard)?));
+            shards.iter().filter_map(load).collect::<Vec<_>>()
+        };
+        // The service's code must not end the region.
+        let Ok(loads) = std::panic::catch_unwind(AssertUnwindSafe(measure)) else {
+            tracing::error!(table = %self.table, "the host panicked when it was asked for loads");
+            sampler.put_off(now);
+            return;
+        };
+        let sum: f64 = loads.iter().map(|(_, load)| load).filter(|load| **load >= 0.0).sum();
+        let run = standing.incarnation;
+        if let Some(report) = sampler.take(Sample { run, uid, applied, newest, loads }, now) {
+            let told =
+                Told { run, report: report.clone(), sum: Load::new(sum).unwrap_or_default() };
+            self.shared.loads.send_modify(|all| {
+                all.insert(self.table.clone(), told);
+            });
         }
     }
 
@@ -121,7 +175,7 @@ impl Region {
                 Order::Start { shard, run, uid, epoch, fence } => {
                     let (Some(host), Some(permit)) = (&self.host, self.shared.gate.enter(run))
                     else {
-                        self.hosting.on_ended(shard, false, self.shared.clock.now());
+                        let _ = self.hosting.on_ended(shard, false, self.shared.clock.now());
                         again = true;
                         continue;
                     };
@@ -175,10 +229,11 @@ impl Region {
         let Some(shard) = self.by_task.remove(&id) else { return };
         self.running.remove(&shard);
         let panicked = error.is_some_and(|error| error.is_panic());
-        if panicked {
-            tracing::error!(table = %self.table, %shard, "the host of a shard panicked");
+        let times = self.hosting.on_ended(shard, panicked, self.shared.clock.now());
+        if let Some(times) = times {
+            let table = self.table.clone();
+            self.shared.observe(|observer| observer.on_shard_failed(table, shard, times));
         }
-        self.hosting.on_ended(shard, panicked, self.shared.clock.now());
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use coord_core::{
     Epoch, Fence, Incarnation, Moment, Motion, MotionPhase, NodeId, Report, ShardId, ShardMap,
-    Slot, TableUid,
+    Slot, TableUid, Version,
 };
 
 use crate::gate::Standing;
@@ -72,6 +72,7 @@ enum State {
 #[derive(Clone, Debug)]
 struct Hosted {
     run: Incarnation,
+    uid: TableUid,
     epoch: Epoch,
     state: State,
 }
@@ -166,18 +167,30 @@ impl Hosting {
         }
     }
 
-    /// Nothing of the shard runs here any more.
-    pub(crate) fn on_ended(&mut self, shard: ShardId, panicked: bool, now: Moment) {
+    /// Nothing of the shard runs here any more. Tells how often its host has panicked since the shard was
+    /// ready last, where it did now.
+    pub(crate) fn on_ended(&mut self, shard: ShardId, panicked: bool, now: Moment) -> Option<u32> {
         self.shards.remove(&shard);
-        if panicked {
+        panicked.then(|| {
             let times = self.faults.get(&shard).map_or(0, |(times, _)| *times);
             let pause = FAULT_PAUSE_MIN.saturating_mul(1 << times.min(10)).min(FAULT_PAUSE_MAX);
             self.faults.insert(shard, (times.saturating_add(1), now.plus(pause)));
-        }
+            times.saturating_add(1)
+        })
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.is_empty()
+    }
+
+    /// Which life and version of the table it goes by, the shards that run, and the version that brought
+    /// the last of them.
+    pub(crate) fn running(&self) -> Option<(TableUid, Version, Vec<ShardId>, Version)> {
+        let map = self.map.as_ref()?;
+        let runs = self.shards.iter().filter(|(_, hosted)| hosted.state == State::Running);
+        let newest = runs.clone().map(|(_, hosted)| hosted.epoch.get()).max().unwrap_or_default();
+        let shards = runs.map(|(shard, _)| *shard).collect();
+        Some((map.uid(), map.version(), shards, Version::new(newest)))
     }
 
     /// What to do now.
@@ -206,11 +219,14 @@ impl Hosting {
     fn stop_unwanted(&mut self, may_host: bool, turn: &mut Turn) {
         let run = self.standing.map(|standing| standing.incarnation);
         let fence = self.map.as_ref().and_then(|map| map.writer().cloned());
+        let uid = self.map.as_ref().map(|map| map.uid());
         for (&shard, hosted) in &mut self.shards {
             if !matches!(hosted.state, State::Starting | State::Running) {
                 continue;
             }
-            let epoch = self.wanted.get(&shard).filter(|_| may_host && Some(hosted.run) == run);
+            // What runs for another life of the table is another shard.
+            let same = may_host && Some(hosted.run) == run && Some(hosted.uid) == uid;
+            let epoch = self.wanted.get(&shard).filter(|_| same);
             match (epoch, &fence) {
                 (Some(epoch), Some(fence)) if *epoch != hosted.epoch => {
                     hosted.epoch = *epoch;
@@ -247,7 +263,7 @@ impl Hosting {
                 continue;
             }
             room -= 1;
-            self.shards.insert(shard, Hosted { run, epoch, state: State::Starting });
+            self.shards.insert(shard, Hosted { run, uid, epoch, state: State::Starting });
             turn.orders.push(Order::Start { shard, run, uid, epoch, fence: fence.clone() });
         }
     }
@@ -340,7 +356,10 @@ impl Hosting {
         }
         let last = self.reported.as_ref().filter(|(of, last)| *of == run && last.uid == report.uid);
         let is_news = match last {
-            None => asked.is_some() || !report.stopping.is_empty(),
+            // A life that begins may wait for those who hosted one before it.
+            None => {
+                asked.is_some() || !report.stopping.is_empty() || map.version() == Version::ZERO
+            }
             Some((_, last)) => {
                 asked > Some(last.applied)
                     || (&last.stopping, &last.started) != (&report.stopping, &report.started)

@@ -11,8 +11,8 @@ use coord_cluster::{
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Effect, ErrorKind, MemoryBackend, NodeStatus, Replace, ShardCount, ShardId, TableHeader,
-    TokioClock,
+    Effect, ErrorKind, MemoryBackend, NodeStatus, Replace, ShardCount, ShardId, ShardMap,
+    TableHeader, TokioClock,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -541,4 +541,82 @@ async fn one_that_is_told_to_leave_by_force_has_the_handoff_timeout_first() {
     scene.settled(other, 2).await;
     let orphaned = |kind: &EventKind| matches!(kind, EventKind::ShardsOrphaned { .. });
     assert!(!kinds(&mut events).iter().any(orphaned));
+}
+
+/// How a leader comes to know that a table was deleted.
+#[derive(Debug)]
+enum Finds {
+    /// It looks at everything now and then.
+    ByACheck,
+    /// It writes.
+    ByAWrite,
+    /// It is another one than before.
+    AnotherLeader,
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_that_is_deleted_while_it_is_hosted_begins_anew_once_all_have_stopped() {
+    for finds in [Finds::ByACheck, Finds::ByAWrite, Finds::AnotherLeader] {
+        let mut scene = Scene::new(Handoff::Exclusive, 500 * MILLISECOND);
+        if matches!(finds, Finds::ByACheck) {
+            scene.settings.rebalance_check = Duration::from_secs(2);
+        }
+        let nodes = scene.four().await;
+        let leads = leads(&nodes);
+        let term = nodes[leads].0.fence().expect("leads").term;
+        let (deaf, control) = &nodes[(leads + 1) % 4];
+        let (other, _) = &nodes[(leads + 2) % 4];
+        // Two shards change places, so that a map from scratch gives one to another than has it.
+        let first = map(other);
+        let of = |node: &Cluster| {
+            let mut shards = first.header().shards.shards();
+            let owns = |shard: &ShardId| first.owner(*shard).is_some_and(|o| o.id == *node.node());
+            shards.find(owns).expect("it owns some")
+        };
+        let owners =
+            [(of(deaf), vec![other.node().clone()]), (of(other), vec![deaf.node().clone()])];
+        let command = Command::AssignShards { table: table(), owners: owners.into() };
+        assert!(nodes[leads].0.command(command).await.expect("asked").is_done());
+        let swapped = |map: &ShardMap| map.owner(of(other)).is_some_and(|o| o.id == *deaf.node());
+        until(other, |status| {
+            is_settled(status, 4) && status.table(&table()).is_some_and(|t| swapped(&t.map))
+        })
+        .await;
+        scene.hosted(other).await;
+        // One of them hears of nothing, and hosts until its own deadline.
+        control.cut(Effect::Unknown);
+        assert!(scene.store.delete_table(&table()));
+        let reply = match finds {
+            Finds::ByACheck => None,
+            Finds::ByAWrite => {
+                Some(Command::Drain { node: nodes[(leads + 3) % 4].0.node().clone() })
+            }
+            Finds::AnotherLeader => Some(Command::StepDown),
+        };
+        if let Some(command) = reply {
+            assert!(nodes[leads].0.command(command).await.expect("asked").is_done());
+        }
+        let reborn = |status: &Status| {
+            let lives = status.table(&table()).is_some_and(|table| table.map.uid() != first.uid());
+            lives && status.leader.as_ref().is_some_and(|leader| leader.term > term)
+        };
+        let began = Instant::now();
+        until(other, |status| reborn(status)).await;
+        assert!(began.elapsed() < Duration::from_secs(5), "{finds:?} while the deaf one hosts");
+        if matches!(finds, Finds::ByAWrite) {
+            let undrain = Command::Undrain { node: nodes[(leads + 3) % 4].0.node().clone() };
+            assert!(other.request(undrain).await.expect("asked").is_done());
+        }
+        until(other, |status| reborn(status) && is_settled(status, 3)).await;
+        scene.hosted(other).await;
+        control.heal();
+        scene.settled(deaf, 4).await;
+        scene.ledger.check_alone();
+        let now = map(other);
+        for (shard, stays) in scene.ledger.by_shard() {
+            let uids: Vec<_> = stays.iter().map(|stay| stay.token.uid).collect();
+            assert!(uids.is_sorted_by_key(|uid| *uid == now.uid()), "{finds:?} {shard}: {uids:?}");
+            assert_eq!(stays.iter().filter(|stay| stay.until.is_none()).count(), 1);
+        }
+    }
 }

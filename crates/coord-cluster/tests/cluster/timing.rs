@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coord_cluster::{Balance, Cluster, ClusterState, Command, EventKind, Refusal, Reply, Settings};
-use coord_core::{MemoryBackend, NodeStatus, TableHeader, TokioClock, Version};
+use coord_core::{Clock, MemoryBackend, Moment, NodeStatus, TableHeader, TokioClock, Version};
 use coord_placement::{
     Assignment, Balanced, Candidate, PlacementStrategy, Plan, PlanError, PlanSettings,
 };
@@ -78,6 +78,59 @@ async fn a_node_back_within_its_restart_grace_keeps_its_shards() {
     let verdict = settings.node_ttl + settings.restart_grace;
     assert!(start.elapsed() > verdict - settings.heartbeat - SECOND, "{:?}", start.elapsed());
     assert!(start.elapsed() <= verdict + SECOND, "{:?}", start.elapsed());
+}
+
+/// A clock that goes on while its process stands still.
+#[derive(Debug)]
+struct Jumping {
+    inner: TokioClock,
+    ahead: Mutex<Duration>,
+}
+
+impl Clock for Jumping {
+    fn now(&self) -> Moment {
+        self.inner.now().plus(*self.ahead.lock().expect("not poisoned"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_was_stalled_judges_everybody_so_much_later() {
+    let store = store();
+    let mut settings = Settings::fast();
+    settings.restart_grace = 6 * SECOND;
+    let clock = Arc::new(Jumping { inner: TokioClock::new(), ahead: Mutex::default() });
+    let watching = Cluster::builder(&store.reopen(), info("n1"))
+        .settings(settings.clone())
+        .table(table(), TableHeader::default())
+        .clock(Arc::<Jumping>::clone(&clock))
+        .start()
+        .await
+        .expect("starts");
+    until(&watching, |status| shares(status) == [1024]).await;
+    let down = node_with(&store, "n2", settings.clone()).await;
+    until(&watching, |status| shares(status) == [512, 512]).await;
+    let fence = watching.fence().expect("leads");
+    let mut events = watching.events();
+    let before = map(&watching);
+    down.abandon();
+    // It runs out, and the grace begins.
+    tokio::time::sleep(settings.node_ttl + SECOND).await;
+    // The leader stands still for less than its lease lasts. Everybody else's time goes on too, but a
+    // grace that was to be looked at in between is not over unseen.
+    *clock.ahead.lock().expect("not poisoned") += 5 * SECOND;
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let back = node_with(&store, "n2", settings).await;
+    let run = until(&back, |status| status.registered.is_some()).await.registered;
+    until(&watching, |status| {
+        let member = status.member(down.node());
+        member.map(|member| member.incarnation) == run && shares(status) == [512, 512]
+    })
+    .await;
+    assert_eq!(watching.fence(), Some(fence), "it leads all the time");
+    let heard = kinds(&mut events);
+    let failed = |kind: &EventKind| matches!(kind, EventKind::NodeFailed { .. });
+    assert!(!heard.iter().any(failed), "{heard:?}");
+    assert!(map(&watching).raw_owners() == before.raw_owners(), "nothing moved: {heard:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use super::id::{Incarnation, TableUid};
 use super::name::{NodeId, TableName};
 use super::revision::Revision;
 use super::shard::{ShardId, Version};
+use super::shard_load::LoadReport;
 use super::ttl::Ttl;
 use crate::error::{Error, Result};
 
@@ -356,6 +357,9 @@ pub struct NodeInfo {
     /// none says nothing. At most 512.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unreachable: Option<BTreeSet<NodeId>>,
+    /// How busy its shards are, of each table whose strategy asks for it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub loads: BTreeMap<TableName, LoadReport>,
 }
 
 /// Who says nothing of it does.
@@ -387,6 +391,7 @@ impl NodeInfo {
             reports: BTreeMap::new(),
             ended: BTreeSet::new(),
             unreachable: None,
+            loads: BTreeMap::new(),
         }
     }
 
@@ -476,7 +481,7 @@ impl NodeInfo {
 }
 
 /// How busy a node says it is: finite and not negative, in the service's own unit.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct Load(f64);
 

@@ -13,8 +13,8 @@ use super::{Manifest, nodes};
 use crate::error::{Error, Result};
 use crate::types::{
     Answer, Binding, Era, Fence, Grant, Holder, LeaseName, NodeId, NodeInfo, NodeRecord, Origin,
-    ROLES_MAX, Request, RequestId, Revision, ShardMap, Table, TableHeader, TableName, TableUid,
-    Term, Ttl, UNREACHABLE_MAX, Version,
+    ROLES_MAX, Request, RequestId, Revision, SHARD_LOADS_MAX, ShardMap, Table, TableHeader,
+    TableName, TableUid, Term, Ttl, UNREACHABLE_MAX, Version,
 };
 
 /// A record as a store holds it: a JSON object with the number of its format.
@@ -167,6 +167,13 @@ impl Record for NodeRecordV1 {
         if missed > UNREACHABLE_MAX {
             let why = format!(
                 "node record with too many unreachable nodes found={missed} max={UNREACHABLE_MAX}"
+            );
+            return Err(Error::corrupt("decode", why).resource(&self.node.id));
+        }
+        let named: usize = self.node.loads.values().map(|report| report.shards.len()).sum();
+        if named > SHARD_LOADS_MAX {
+            let why = format!(
+                "node record with too many shard loads found={named} max={SHARD_LOADS_MAX}"
             );
             return Err(Error::corrupt("decode", why).resource(&self.node.id));
         }

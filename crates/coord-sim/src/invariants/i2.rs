@@ -1,13 +1,17 @@
 //! I2: every shard has an owner while an Active node exists: a map that names a registered run as Active
-//! leaves none without.
+//! leaves none without, but for those that `_cluster` says are parked.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use coord_core::NodeStatus;
+use coord_core::{NodeStatus, ShardId, ShardMap, TableName};
 
 use super::{Invariant, Seen};
 
-pub(super) struct I2;
+#[derive(Default)]
+pub(super) struct I2 {
+    parked: BTreeSet<(TableName, ShardId)>,
+}
 
 impl Invariant for I2 {
     fn name(&self) -> &'static str {
@@ -17,10 +21,13 @@ impl Invariant for I2 {
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
         let Seen::Published(table, _, map, runs) = seen else { return None };
         if table.is_reserved() {
+            self.parked = parked(map);
             return None;
         }
         let mut shards = map.header().shards.shards();
-        let orphan = shards.find(|shard| map.owner(*shard).is_none())?;
+        let orphan = shards.find(|shard| {
+            map.owner(*shard).is_none() && !self.parked.contains(&((*table).clone(), *shard))
+        })?;
         let active = map.nodes().iter().flatten().find(|node| {
             node.status == NodeStatus::Active && runs.contains(&(node.id.clone(), node.incarnation))
         })?;
@@ -30,4 +37,17 @@ impl Invariant for I2 {
             active.id
         ))
     }
+}
+
+/// The annex of `_cluster` is the runtime's own, and JSON that anybody can read.
+fn parked(cluster: &ShardMap) -> BTreeSet<(TableName, ShardId)> {
+    let annex: serde_json::Value = serde_json::from_slice(cluster.annex()).unwrap_or_default();
+    let tables = annex.get("parked").and_then(serde_json::Value::as_object);
+    let tables = tables.into_iter().flatten();
+    let shards = tables.filter_map(|(table, shards)| {
+        let table = TableName::new(table).ok()?;
+        let shards = shards.as_object()?.keys().filter_map(|shard| shard.parse().ok());
+        Some(shards.map(move |shard| (table.clone(), ShardId::new(shard))).collect::<Vec<_>>())
+    });
+    shards.flatten().collect()
 }
