@@ -1053,7 +1053,7 @@ impl Machine {
     /// Begins to write a verdict, as the command to declare the node failed would.
     fn begin_verdict(&mut self, now: Moment) -> bool {
         while let Some((node, Verdict { incarnation, why })) = self.verdicts.pop_first() {
-            let stays = |seat: &roster::Seat| {
+            let stays = |seat: &Seat| {
                 seat.entry.incarnation == incarnation && seat.entry.status.may_host()
             };
             if !self.roster.seat(&node).is_some_and(stays) {
@@ -1066,7 +1066,7 @@ impl Machine {
             let until = runs_on.map(|ttl| now.plus(ttl.get()));
             self.timers.downed.insert((node.clone(), incarnation), until);
             let failure = Failure { runs_on, downed: true, ..Failure::over(incarnation, &*why) };
-            let note = judge::Note::Failed(node.clone(), failure);
+            let note = Note::Failed(node.clone(), failure);
             let (ticket, tries, writing) = (NOBODY, 0, false);
             let writes = VecDeque::from([Write::Note(note)]);
             let (command, done) = (Command::MarkNodeFailed { node, why }, Done::default());
