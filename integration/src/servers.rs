@@ -56,6 +56,8 @@ pub use etcd::Etcd;
 pub(crate) use find::folder;
 pub use find::{version, versions};
 #[cfg(feature = "tls")]
+pub(crate) use https::trusting;
+#[cfg(feature = "tls")]
 pub use kube::{ApiServer, Kube};
 pub use nats::Nats;
 pub use node::Node;

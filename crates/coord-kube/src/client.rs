@@ -21,6 +21,7 @@ use kube::client::Body;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -39,6 +40,9 @@ const LISTS_MAX: usize = 3;
 const BUSY_MAX: Duration = Duration::from_secs(30);
 /// How long `close` waits for what tidies up.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+/// How many requests that read, and how many that write, are under way at once: each takes a
+/// connection. Kept apart, since a renewal must not wait behind a thousand candidates' looks.
+const REQUESTS_MAX: usize = 64;
 /// The largest answer that is read, of a list's page say.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -55,6 +59,8 @@ struct Shared {
     clock: BootClock,
     /// Until when the API server wants to be left alone.
     busy_until: Mutex<Option<Moment>>,
+    reads: Semaphore,
+    writes: Semaphore,
     closed: CancellationToken,
     tasks: TaskTracker,
 }
@@ -174,6 +180,8 @@ impl Client {
             request_timeout,
             clock: BootClock::new(),
             busy_until: Mutex::new(None),
+            reads: Semaphore::new(REQUESTS_MAX),
+            writes: Semaphore::new(REQUESTS_MAX),
             closed: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
@@ -472,6 +480,7 @@ impl Client {
         );
         let call = self.object_call(Method::GET, "watch", resource, None, &query, None);
         let opening = async {
+            let _turn = self.turn(op, &call).await?;
             let response = self.answered(op, &call).await?;
             match response.status() {
                 StatusCode::GONE => Ok(None),
@@ -530,6 +539,7 @@ impl Client {
     /// One request and its answer, within the time limit.
     async fn call(&self, op: Op<'_>, call: &Call<'_>) -> Result<Reply> {
         let exchange = async {
+            let _turn = self.turn(op, call).await?;
             let response = self.answered(op, call).await?;
             self.read(op, response).await
         };
@@ -554,9 +564,16 @@ impl Client {
         }
     }
 
+    /// Waits until the API server may be asked.
+    async fn turn(&self, op: Op<'_>, call: &Call<'_>) -> Result<SemaphorePermit<'_>> {
+        self.wait_while_busy().await;
+        let is_read = call.method == Method::GET;
+        let turns = if is_read { &self.shared.reads } else { &self.shared.writes };
+        turns.acquire().await.map_err(|_| op.reading().closed())
+    }
+
     /// Sends a request until its credentials are taken, twice at most.
     async fn answered(&self, op: Op<'_>, call: &Call<'_>) -> Result<http::Response<Body>> {
-        self.wait_while_busy().await;
         let vendor = self.current();
         let response = self.send(op, &vendor, call).await?;
         if response.status() != StatusCode::UNAUTHORIZED || !self.shared.vendor.can_renew() {

@@ -146,7 +146,9 @@ impl Lease for Handle {
             seen: self.leases.clone(),
             shown: None,
         };
-        subscribe(&self.client, lease.as_str(), topic)
+        let client = self.client.clone();
+        let open = move || subscribe(&client, topic.lease.as_str(), topic.clone());
+        self.lease_watches.read(lease, open)
     }
 }
 
@@ -389,6 +391,7 @@ fn foreign(identity: &str) -> Holder {
     Holder::new(node, Incarnation::from_u128(id), AttemptId::from_u128(id))
 }
 
+#[derive(Clone)]
 struct LeaseTopic {
     lease: LeaseName,
     object: String,

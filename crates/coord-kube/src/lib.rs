@@ -6,6 +6,7 @@
 //!                          ├ discovery.rs   a Lease for each node, as the kubelets have
 //!                          ├ placement.rs   a ConfigMap for each head, chunk and request
 //!                          │
+//!                          ├ lease_watch.rs one watch of a lease for all who read it
 //!                          ├ seen.rs        since when each object has not changed
 //!                          ├ keys.rs        names, labels and fields
 //!                          └ client.rs      the only file, with error.rs, that calls the vendor
@@ -52,6 +53,7 @@ mod discovery;
 mod error;
 mod keys;
 mod lease;
+mod lease_watch;
 mod placement;
 mod seen;
 
@@ -71,6 +73,7 @@ use self::client::{Client, Deleted, Object, Resource, Selector, Vendor};
 use self::config::{Config, OPTIONS, Pod};
 use self::error::Op;
 use self::keys::{Keys, Kind};
+use self::lease_watch::LeaseWatches;
 use self::placement::{Maps, VALUE_BYTES_MAX};
 use self::seen::Seen;
 
@@ -106,6 +109,7 @@ pub(crate) struct Handle {
     pod: Option<Pod>,
     maps: Maps,
     leases: Seen,
+    lease_watches: LeaseWatches,
     nodes: Seen,
     requests: Seen,
 }
@@ -132,7 +136,19 @@ impl KubeBackend {
         let info = info(&config, &uid);
         let (leases, nodes, requests) = (Seen::default(), Seen::default(), Seen::default());
         let maps = Maps::default();
-        let handle = Handle { client, config, keys, info, pod, maps, leases, nodes, requests };
+        let lease_watches = LeaseWatches::default();
+        let handle = Handle {
+            client,
+            config,
+            keys,
+            info,
+            pod,
+            maps,
+            leases,
+            lease_watches,
+            nodes,
+            requests,
+        };
         Ok(Self { handle: Arc::new(handle) })
     }
 }

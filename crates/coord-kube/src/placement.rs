@@ -175,15 +175,21 @@ impl Placement for Handle {
             // The request is read before the head. If the head is this leader's own then, a later
             // leader that claims it marks the request, and the version that was read is gone.
             let object = self.client.get(op, Resource::ConfigMaps, &asked).await?;
+            // Judged at once: a watch that sees it deleted forgets since when it was there.
+            let is_over = match &object {
+                Some(object) => {
+                    let request = read_request(op, *id, object)?;
+                    is_over(&self.requests, object, &request, self.client.now())
+                }
+                None => true,
+            };
             let claimed = self.reader().head(op, &cluster).await?.map(|head| head.record.fence);
             if claimed.as_ref() != Some(fence) {
                 return Ok(Answered::Fenced(claimed));
             }
-            let Some(mut object) = object else { return Ok(Answered::Gone) };
-            let request = read_request(op, *id, &object)?;
-            if is_over(&self.requests, &object, &request, self.client.now()) {
+            let Some(mut object) = object.filter(|_| !is_over) else {
                 return Ok(Answered::Gone);
-            }
+            };
             if let Some(earlier) = read_answer(op, *id, &object)? {
                 let is_same = earlier == *answer;
                 return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });

@@ -72,6 +72,7 @@ impl Extent {
                 self.acquires = self.acquires.min(100);
                 self.handovers = self.handovers.min(60);
                 self.takeovers = self.takeovers.min(4);
+                self.fan_outs = self.fan_outs.min(10);
                 if self.fleets.len() > 2 {
                     self.fleets = &[(1, 200), (64, 30), (1_000, 4)];
                 }

@@ -8,6 +8,9 @@ use coord_integration::servers::{ApiServer, Etcd, Kube, Nats, Redis, Server};
 /// All that there are.
 pub(crate) const BACKENDS: &[&str] = &["etcd", "nats", "redis", "kube"];
 
+/// Thousands of requests at once take longer than a single one may; the raw clients wait as long.
+const PATIENT: &str = "request_timeout=30s";
+
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
     Server(&'static str, Server),
@@ -44,9 +47,10 @@ impl Store {
     /// coord's URL of it, for the cluster `bench`.
     pub(crate) fn coord_url(&self) -> String {
         match self {
+            Self::Server("redis", server) => format!("{}/bench?{PATIENT}", server.url()),
             Self::Server(_, server) => format!("{}/bench", server.url()),
             Self::Kube(server) => {
-                format!("kube:///bench?kubeconfig={}", server.kubeconfig().display())
+                format!("kube:///bench?{PATIENT}&kubeconfig={}", server.kubeconfig().display())
             }
         }
     }

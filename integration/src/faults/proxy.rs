@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+#[cfg(feature = "tls")]
+use crate::servers::ApiServer;
 use crate::servers::Server;
 
 /// How many ports it tries for an address of its own.
@@ -36,7 +37,7 @@ pub struct Proxy {
     stop: CancellationToken,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
     rules: watch::Sender<Rules>,
     /// Cancelled, it resets the connections that are open now.
@@ -47,7 +48,13 @@ struct Shared {
     connections: AtomicU64,
     to_server: AtomicU64,
     to_client: AtomicU64,
+    #[cfg(feature = "tls")]
+    encryption: Option<Encryption>,
 }
+
+/// How the server is spoken to.
+#[cfg(feature = "tls")]
+type Encryption = (Arc<rustls::ClientConfig>, rustls::pki_types::ServerName<'static>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Rules {
@@ -117,16 +124,27 @@ impl Proxy {
     /// # Cancel safety
     /// Nothing is left.
     pub async fn start(targets: &[String]) -> io::Result<Self> {
+        Self::with(targets, Shared::default()).await
+    }
+
+    /// Stands in front of an API server, and speaks TLS in its clients' stead: they come
+    /// [in the open](ApiServer::kubeconfig_open_via), so that what requests hold can be seen.
+    ///
+    /// # Errors
+    /// There is no free port, or the server was not started here.
+    ///
+    /// # Cancel safety
+    /// Nothing is left.
+    #[cfg(feature = "tls")]
+    pub async fn encrypting(server: &ApiServer) -> io::Result<Self> {
+        let encryption = Some(crate::servers::trusting(server.authority()?)?);
+        Self::with(&[server.address()?], Shared { encryption, ..Shared::default() }).await
+    }
+
+    async fn with(targets: &[String], mut shared: Shared) -> io::Result<Self> {
         let stop = CancellationToken::new();
-        let shared = Arc::new(Shared {
-            rules: watch::Sender::new(Rules::default()),
-            open: Mutex::new(stop.child_token()),
-            losing: Mutex::new(Vec::new()),
-            lost: AtomicU64::new(0),
-            connections: AtomicU64::new(0),
-            to_server: AtomicU64::new(0),
-            to_client: AtomicU64::new(0),
-        });
+        shared.open = Mutex::new(stop.child_token());
+        let shared = Arc::new(shared);
         let mut proxy = Self { addresses: Vec::new(), shared, stop };
         let tasks = TaskTracker::new();
         for target in targets {
@@ -278,7 +296,15 @@ async fn connection(
             return Err(io::Error::from(io::ErrorKind::ConnectionReset));
         }
         let server = server.insert(TcpStream::connect(&target).await?);
-        carry(&mut client, server, &shared).await
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        #[cfg(feature = "tls")]
+        if let Some((config, name)) = &shared.encryption {
+            let connector = tokio_rustls::TlsConnector::from(Arc::clone(config));
+            let encrypted = connector.connect(name.clone(), server).await?;
+            return carry(&mut client, tokio::io::split(encrypted), &shared).await;
+        }
+        carry(&mut client, server.split(), &shared).await
     };
     if !matches!(open.run_until_cancelled(carried).await, Some(Ok(()))) {
         let _ = client.set_zero_linger();
@@ -286,11 +312,12 @@ async fn connection(
     }
 }
 
-async fn carry(client: &mut TcpStream, server: &mut TcpStream, shared: &Shared) -> io::Result<()> {
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
+async fn carry(
+    client: &mut TcpStream,
+    (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
+    shared: &Shared,
+) -> io::Result<()> {
     let (from_client, to_client) = client.split();
-    let (from_server, to_server) = server.split();
     let (client_sends, client_sent) = mpsc::channel(CHUNKS_MAX);
     let (server_sends, server_sent) = mpsc::channel(CHUNKS_MAX);
     let losing = watch::Sender::new(false);
@@ -307,7 +334,7 @@ async fn carry(client: &mut TcpStream, server: &mut TcpStream, shared: &Shared) 
 type Chunk = (Instant, Vec<u8>);
 
 async fn read(
-    mut from: ReadHalf<'_>,
+    mut from: impl AsyncRead + Unpin,
     to: mpsc::Sender<Chunk>,
     shared: &Shared,
     delay: impl Fn(&Rules) -> Duration,
@@ -325,7 +352,7 @@ async fn read(
 }
 
 async fn write_to_server(
-    mut to: WriteHalf<'_>,
+    mut to: impl AsyncWrite + Unpin,
     mut from: mpsc::Receiver<Chunk>,
     shared: &Shared,
     losing: &watch::Sender<bool>,
@@ -350,7 +377,7 @@ async fn write_to_server(
 }
 
 async fn write_to_client(
-    mut to: WriteHalf<'_>,
+    mut to: impl AsyncWrite + Unpin,
     mut from: mpsc::Receiver<Chunk>,
     shared: &Shared,
     losing: watch::Receiver<bool>,

@@ -23,19 +23,8 @@ pub(super) fn ask(
     path: &str,
     body: Option<&str>,
 ) -> io::Result<(u16, String)> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_reader_iter(BufReader::new(File::open(authority)?)) {
-        let certificate = certificate.map_err(io::Error::other)?;
-        roots.add(certificate).map_err(io::Error::other)?;
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::from(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let connection = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
+    let (config, name) = trusting(authority)?;
+    let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -60,4 +49,21 @@ pub(super) fn ask(
         (Some(status), Some((_, body))) => Ok((status, body.to_owned())),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer in HTTP")),
     }
+}
+
+/// How a server on this machine is spoken to whose certificate is by this authority.
+pub(crate) fn trusting(authority: &Path) -> io::Result<(Arc<ClientConfig>, ServerName<'static>)> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_reader_iter(BufReader::new(File::open(authority)?)) {
+        let certificate = certificate.map_err(io::Error::other)?;
+        roots.add(certificate).map_err(io::Error::other)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::from(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST));
+    Ok((Arc::new(config), name))
 }

@@ -207,7 +207,8 @@ impl Kube {
         make_namespace(port, &authority)?;
         let kubeconfig = path("kubeconfig");
         let started = Started { tokens, authority, node, etcd, _folder: folder };
-        fs::write(&kubeconfig, started.kubeconfig(&format!("127.0.0.1:{port}"), ADMIN, None)?)?;
+        let server = format!("https://127.0.0.1:{port}");
+        fs::write(&kubeconfig, started.kubeconfig(&server, ADMIN, None)?)?;
         Ok(ApiServer(Arc::new(Inner { kubeconfig, started: Some(started) })))
     }
 
@@ -289,7 +290,16 @@ impl ApiServer {
     /// # Errors
     /// It was not started here.
     pub fn kubeconfig_via(&self, address: SocketAddr, token: &str) -> io::Result<String> {
-        self.started()?.kubeconfig(&address.to_string(), token, None)
+        self.started()?.kubeconfig(&format!("https://{address}"), token, None)
+    }
+
+    /// The same for an [encrypting proxy](crate::faults::Proxy::encrypting), which takes requests in
+    /// the open.
+    ///
+    /// # Errors
+    /// It was not started here.
+    pub fn kubeconfig_open_via(&self, address: SocketAddr, token: &str) -> io::Result<String> {
+        self.started()?.kubeconfig(&format!("http://{address}"), token, None)
     }
 
     /// A kubeconfig that takes its token from this file.
@@ -297,7 +307,16 @@ impl ApiServer {
     /// # Errors
     /// It was not started here.
     pub fn kubeconfig_with_token_file(&self, file: &Path) -> io::Result<String> {
-        self.started()?.kubeconfig(&self.address()?, "", Some(file))
+        let server = format!("https://{}", self.address()?);
+        self.started()?.kubeconfig(&server, "", Some(file))
+    }
+
+    /// The certificate of the authority that signed its own, a file.
+    ///
+    /// # Errors
+    /// It was not started here.
+    pub fn authority(&self) -> io::Result<&Path> {
+        Ok(&self.started()?.authority)
     }
 
     /// The token of whoever may do everything.
@@ -354,7 +373,7 @@ impl ApiServer {
 }
 
 impl Started {
-    fn kubeconfig(&self, address: &str, token: &str, file: Option<&Path>) -> io::Result<String> {
+    fn kubeconfig(&self, server: &str, token: &str, file: Option<&Path>) -> io::Result<String> {
         let authority = self.authority.display();
         let user = match file {
             Some(file) => format!("tokenFile: {}", file.display()),
@@ -365,7 +384,7 @@ impl Started {
         }
         Ok(format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: test\nclusters:\n- name: test\n  \
-             cluster:\n    server: https://{address}\n    certificate-authority: {authority}\n\
+             cluster:\n    server: {server}\n    certificate-authority: {authority}\n\
              users:\n- name: test\n  user:\n    {user}\ncontexts:\n- name: test\n  context:\n    \
              cluster: test\n    user: test\n    namespace: {NAMESPACE}\n"
         ))

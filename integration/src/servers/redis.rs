@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -30,6 +31,10 @@ const WATCHED: &str = "coord";
 /// After how many milliseconds a server that does not answer is taken for dead.
 const DEAD_AFTER_MS: u32 = 2_000;
 const SLOTS: usize = 16_384;
+/// How far above its clients' port the servers of a cluster talk to each other; before Redis 7 it is
+/// always so.
+const BUS: u16 = 10_000;
+const TRIES_MAX: usize = 100;
 
 /// A Redis (or Valkey) server to be started, by default alone, plain and open. What it answered is on its
 /// disk (`appendfsync always`), unless [`with_config`](Self::with_config) says otherwise.
@@ -57,8 +62,6 @@ struct Place {
     port: u16,
     /// The clients' port, unless that speaks TLS.
     plain: u16,
-    /// Where the servers of a cluster talk to each other.
-    bus: u16,
     /// What it goes by in a cluster.
     id: String,
     sentinel: bool,
@@ -207,12 +210,14 @@ impl Redis {
             Shape::Cluster { primaries, replicas } => primaries * (1 + replicas),
         };
         let place = |index| {
-            let port = free_port()?;
+            let port = match self.shape {
+                Shape::Cluster { .. } => port_with_bus()?,
+                _ => free_port()?,
+            };
             Ok(Place {
                 name: format!("{group}-{index}"),
                 port,
                 plain: if self.wanted.tls { free_port()? } else { port },
-                bus: free_port()?,
                 id: random_id(),
                 sentinel: index >= data,
             })
@@ -268,9 +273,8 @@ impl Redis {
             Shape::Cluster { .. } => {
                 let _ = writeln!(
                     text,
-                    "cluster-enabled yes\ncluster-port {}\ncluster-node-timeout {DEAD_AFTER_MS}\n\
-                     repl-diskless-sync-delay 0",
-                    place.bus
+                    "cluster-enabled yes\ncluster-node-timeout {DEAD_AFTER_MS}\n\
+                     repl-diskless-sync-delay 0"
                 );
                 if self.wanted.tls {
                     text.push_str("tls-cluster yes\n");
@@ -335,8 +339,8 @@ fn cluster(me: &Place, places: &[Place], primaries: usize) -> String {
             true => "master -".to_owned(),
             false => format!("slave {}", places[primary].id),
         };
-        let Place { id, port, bus, .. } = place;
-        let epoch = primary + 1;
+        let Place { id, port, .. } = place;
+        let (bus, epoch) = (port + BUS, primary + 1);
         let _ = write!(text, "{id} 127.0.0.1:{port}@{bus} {me}{role} 0 0 {epoch} connected");
         if index < primaries {
             let (from, to) = (SLOTS * index / primaries, SLOTS * (index + 1) / primaries - 1);
@@ -346,6 +350,19 @@ fn cluster(me: &Place, places: &[Place], primaries: usize) -> String {
     }
     let _ = writeln!(text, "vars currentEpoch {primaries} lastVoteEpoch 0");
     text
+}
+
+/// A free port whose place for the bus is free too.
+fn port_with_bus() -> io::Result<u16> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..TRIES_MAX {
+        let port = free_port()?;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port + BUS)) {
+            Ok(_) => return Ok(port),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// It says that it wants a password, or that it needs none.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use coord::{ClusterName, TableName};
 use coord_integration::Missing;
+use coord_integration::faults::Proxy;
 #[cfg(feature = "tls")]
 use coord_integration::servers::{ApiServer, Kube};
 use coord_integration::servers::{Etcd, Nats, Node, Redis, Server, versions};
@@ -29,8 +30,20 @@ pub(crate) struct Store {
     options: &'static str,
     /// How long it takes at most to elect a leader of its own, where it does.
     pub(crate) election: Duration,
-    /// Where tables and leases are kept, as it shows in a request; none where requests are encrypted.
-    keys: Option<Keys>,
+    /// Where tables and leases are kept, as it shows in a request.
+    keys: Keys,
+    encryption: Encryption,
+}
+
+/// Who sees what requests hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Encryption {
+    /// There is none.
+    None,
+    /// Nobody on the way.
+    ToTheServer,
+    /// The proxies, which encrypt what comes to them in the open.
+    FromTheProxies,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,10 +61,11 @@ const NATS: Store = Store {
     servers: 1,
     options: "",
     election: Duration::ZERO,
-    keys: Some(Keys {
+    keys: Keys {
         head: |cluster, table| format!("$KV.coord.{cluster}.table.{table}"),
         lease: |cluster, lease| format!("$KV.coord.{cluster}.lease.{lease}"),
-    }),
+    },
+    encryption: Encryption::None,
 };
 
 /// One that judges no TTLs of single records: its clients do.
@@ -75,10 +89,11 @@ const REDIS: Store = Store {
     servers: 1,
     options: "",
     election: Duration::ZERO,
-    keys: Some(Keys {
+    keys: Keys {
         head: |cluster, _| format!("coord:{{{cluster}}}:tables"),
         lease: |cluster, _| format!("coord:{{{cluster}}}:leases"),
-    }),
+    },
+    encryption: Encryption::None,
 };
 
 const ETCD: Store = Store {
@@ -94,10 +109,11 @@ const ETCD: Store = Store {
     servers: 1,
     options: "",
     election: Duration::ZERO,
-    keys: Some(Keys {
+    keys: Keys {
         head: |cluster, table| format!("coord/{cluster}/table/{table}"),
         lease: |cluster, lease| format!("coord/{cluster}/lease/{lease}"),
-    }),
+    },
+    encryption: Encryption::None,
 };
 
 /// An API server with an etcd of its own behind it, reached by a kubeconfig and encrypted.
@@ -119,7 +135,17 @@ const KUBE: Store = Store {
     servers: 1,
     options: "",
     election: Duration::ZERO,
-    keys: None,
+    // Only what is written: it is read more often.
+    keys: Keys {
+        head: |cluster, table| {
+            format!("PUT /api/v1/namespaces/default/configmaps/coord.{cluster}.table.{table} ")
+        },
+        lease: |cluster, lease| {
+            let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+            format!("PUT {leases}/coord.{cluster}.lease.{lease} ")
+        },
+    },
+    encryption: Encryption::ToTheServer,
 };
 
 #[cfg(not(feature = "tls"))]
@@ -157,18 +183,17 @@ impl Store {
 
     /// Whether requests show what they concern.
     pub(crate) fn shows_keys(&self) -> bool {
-        self.keys.is_some()
+        self.encryption != Encryption::ToTheServer
     }
 
-    /// Looks whether there is such a server, whose requests show what they concern.
+    /// The same, with requests that show what they concern.
     pub(crate) fn find_open(&self) -> Result<Self, Missing> {
         let found = self.find()?;
-        if found.shows_keys() {
-            return Ok(found);
-        }
-        let what = format!("a look into the requests to {}", self.name);
-        let reason = "they are encrypted, so that no reply can be lost by what it concerns";
-        Err(Missing::absent(what, reason))
+        let encryption = match found.encryption {
+            Encryption::None => Encryption::None,
+            _ => Encryption::FromTheProxies,
+        };
+        Ok(Self { encryption, ..found })
     }
 
     /// A server of its own.
@@ -185,6 +210,15 @@ impl Store {
         }
     }
 
+    /// A proxy in front of these servers.
+    pub(crate) async fn proxy(&self, servers: &Servers) -> io::Result<Proxy> {
+        #[cfg(feature = "tls")]
+        if let (Encryption::FromTheProxies, Servers::Kube(server, _)) = (self.encryption, servers) {
+            return Proxy::encrypting(server).await;
+        }
+        Proxy::start(&servers.addresses()?).await
+    }
+
     /// The same by way of these addresses, those of proxies.
     pub(crate) fn url_via(
         &self,
@@ -198,7 +232,13 @@ impl Store {
             }
             #[cfg(feature = "tls")]
             Servers::Kube(server, folder) => {
-                let text = server.kubeconfig_via(addresses[0], server.admin_token())?;
+                let token = server.admin_token();
+                let text = match self.encryption {
+                    Encryption::FromTheProxies => {
+                        server.kubeconfig_open_via(addresses[0], token)?
+                    }
+                    _ => server.kubeconfig_via(addresses[0], token)?,
+                };
                 let path = folder.path().join(format!("{}.yaml", addresses[0].port()));
                 std::fs::write(&path, text)?;
                 Ok(kube_url(cluster, &path))
@@ -207,13 +247,13 @@ impl Store {
     }
 
     /// What only requests hold that concern this table's head, where they can be read.
-    pub(crate) fn head(&self, cluster: &ClusterName, table: &TableName) -> Option<Vec<u8>> {
-        self.keys.map(|keys| (keys.head)(cluster, table).into_bytes())
+    pub(crate) fn head(&self, cluster: &ClusterName, table: &TableName) -> Vec<u8> {
+        (self.keys.head)(cluster, table).into_bytes()
     }
 
     /// What only requests hold that concern this lease, where they can be read.
-    pub(crate) fn lease(&self, cluster: &ClusterName, lease: &str) -> Option<Vec<u8>> {
-        self.keys.map(|keys| (keys.lease)(cluster, lease).into_bytes())
+    pub(crate) fn lease(&self, cluster: &ClusterName, lease: &str) -> Vec<u8> {
+        (self.keys.lease)(cluster, lease).into_bytes()
     }
 }
 

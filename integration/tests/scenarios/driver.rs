@@ -154,7 +154,7 @@ impl World {
 
     /// A way of its own to the store, and the URL that leads there.
     pub(crate) async fn way(&self) -> Done<(Proxy, String)> {
-        let proxy = Proxy::start(&self.server.addresses()?).await?;
+        let proxy = self.store.proxy(&self.server).await?;
         let url = self.store.url_via(&self.server, proxy.addresses(), &self.cluster)?;
         Ok((proxy, url))
     }

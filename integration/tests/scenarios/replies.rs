@@ -13,8 +13,6 @@ use super::driver::{Client, Done, PATIENCE, World, on_each, on_each_found, quick
 use super::member::table;
 use super::said::{Outcome, Said};
 
-const ENCRYPTED: &str = "requests are encrypted";
-
 pub(crate) fn trials() -> Vec<Trial> {
     let single = || backends::all().into_iter().filter(|store| store.servers == 1);
     let mut trials = on_each_found(
@@ -41,7 +39,7 @@ async fn of_a_lease(world: &mut World) -> Done {
     let mut watcher = Watcher::<LeaseEvent>::lease(world.backend.lease(), name.clone());
     let client = world.client().await?;
     let leases = Leases::new(client.backend.lease(), NodeId::new("n1")?, Incarnation::random());
-    let about = Request::With(world.store.lease(&world.cluster, "jobs").ok_or(ENCRYPTED)?);
+    let about = Request::With(world.store.lease(&world.cluster, "jobs"));
     let store = world.backend.lease();
 
     client.proxy.lose_reply(about.clone());
@@ -91,7 +89,7 @@ async fn renewal_survives(world: &mut World, client: &Client, guard: &LeaseGuard
     world.until("it is renewed although a reply is lost", PATIENCE, renewed).await
 }
 
-/// What can be seen of it where requests are encrypted: nothing but renewals is under way.
+/// The same where nobody can look into the requests: nothing but renewals is under way.
 async fn of_a_renewal(world: &mut World) -> Done {
     let name = LeaseName::new("jobs")?;
     let client = world.client().await?;
@@ -110,7 +108,7 @@ async fn of_a_renewal(world: &mut World) -> Done {
 async fn of_a_publish(world: &mut World) -> Done {
     world.start(3).await?;
     let (leads, fence) = world.leader().await?;
-    let about = Request::With(world.store.head(&world.cluster, &table()).ok_or(ENCRYPTED)?);
+    let about = Request::With(world.store.head(&world.cluster, &table()));
     world.members[leads].proxy.lose_reply(about);
     world.add("n4").await?;
     world.shared_by(4).await?;

@@ -14,8 +14,8 @@ use super::setup::{File, acquire, ask, cluster, on, renew, shared, try_open};
 
 const ROLE: &str = include_str!("../../../../deploy/kubernetes/role.yaml");
 const ACCOUNT: &str = include_str!("../../../../deploy/kubernetes/service-account.yaml");
-const TOKEN: &str = "token-of-the-service-account";
-const USER: &str = "system:serviceaccount:default:coord";
+pub(crate) const TOKEN: &str = "token-of-the-service-account";
+pub(crate) const USER: &str = "system:serviceaccount:default:coord";
 
 /// Every call of the three traits is in one of these.
 const ESSENTIAL: &[&str] = &[
@@ -37,13 +37,17 @@ const ESSENTIAL: &[&str] = &[
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let enough = Kube::new().with_token(TOKEN, USER).with_rbac(in_default(&[ROLE, ACCOUNT]));
     vec![
-        on("the_role_is_enough", &enough, the_role_is_enough),
+        on("the_role_is_enough", &with_account(), the_role_is_enough),
         on("each_missing_verb_is_named", &lacking(), each_missing_verb_is_named),
         on("a_token_that_was_replaced_is_read_again", &Kube::new().with_control(), replaced_token),
         shared("a_wrong_token_is_denied", a_wrong_token_is_denied),
     ]
+}
+
+/// Where the manifests' service account may do what its Role says.
+pub(crate) fn with_account() -> Kube {
+    Kube::new().with_token(TOKEN, USER).with_rbac(in_default(&[ROLE, ACCOUNT]))
 }
 
 /// The documents in the namespace `default`, as `kubectl apply --namespace default` puts them there.
