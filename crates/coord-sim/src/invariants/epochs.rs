@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coord_cluster::ShardToken;
-use coord_core::{Epoch, ShardId, TableUid};
+use coord_core::{Epoch, ShardId, TableName, TableUid};
 
 use super::{Invariant, ProcessId, Seen};
 
 #[derive(Default)]
 pub(super) struct Epochs {
     shown: BTreeMap<(TableUid, ShardId, Epoch), ProcessId>,
-    highest: BTreeMap<ShardId, ShardToken>,
+    highest: BTreeMap<(TableName, ShardId), ShardToken>,
 }
 
 impl Invariant for Epochs {
@@ -30,7 +30,10 @@ impl Invariant for Epochs {
                 token.epoch, token.shard
             ));
         }
-        let highest = self.highest.entry(token.shard).or_insert_with(|| (*token).clone());
+        let highest = self
+            .highest
+            .entry((token.table.clone(), token.shard))
+            .or_insert_with(|| (*token).clone());
         if !token.passes(highest) {
             return Some(format!(
                 "{process} may act for shard {} and is refused: epoch {} after {}",
