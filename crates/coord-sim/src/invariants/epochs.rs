@@ -11,6 +11,8 @@ use super::{Invariant, ProcessId, Seen};
 
 #[derive(Default)]
 pub(super) struct Epochs {
+    /// The present life of each table.
+    lives: BTreeMap<TableName, TableUid>,
     shown: BTreeMap<(TableUid, ShardId, Epoch), ProcessId>,
     highest: BTreeMap<(TableName, ShardId), ShardToken>,
 }
@@ -21,7 +23,14 @@ impl Invariant for Epochs {
     }
 
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
+        if let Seen::Published(table, _, map, _) = seen {
+            self.lives.insert((*table).clone(), map.uid());
+        }
         let Seen::Wrote(process, token) = seen else { return None };
+        // One that has not heard of its table's end may be refused.
+        if self.lives.get(&token.table).is_some_and(|uid| *uid != token.uid) {
+            return None;
+        }
         let key = (token.uid, token.shard, token.epoch);
         let known = *self.shown.entry(key).or_insert(*process);
         if known != *process {
