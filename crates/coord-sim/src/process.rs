@@ -164,7 +164,7 @@ impl Process {
                         .settings(settings.clone())
                         .clock(Arc::clone(&clock))
                         .replace(replace);
-                    for (sheet, host) in tables.iter().zip(&hosts) {
+                    for (sheet, host) in tables.sheets().zip(&hosts) {
                         builder = builder
                             .table(sheet.name.clone(), sheet.header.clone())
                             .handoff(sheet.name.clone(), sheet.handoff)

@@ -44,7 +44,7 @@ impl Tables {
     }
 
     /// All, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Sheet> {
+    pub fn sheets(&self) -> impl Iterator<Item = &Sheet> {
         self.0.iter()
     }
 

@@ -342,7 +342,7 @@ impl World {
             let shared = (self.ledger.clone(), self.judge.clone(), self.wire.clone());
             Service::new((id, table), shared, slowness, random.random(), stays)
         };
-        let services = (0..self.tables.iter().count()).map(service).collect();
+        let services = (0..self.tables.sheets().count()).map(service).collect();
         let seed = random.random();
         let [remote, maps] = remotes;
         let start = Start {

@@ -182,7 +182,7 @@ impl World {
     /// Somebody deletes a table.
     fn delete(&mut self) {
         let table = self.place().table;
-        let Some(name) = self.tables.iter().nth(table).map(|sheet| sheet.name.clone()) else {
+        let Some(name) = self.tables.sheets().nth(table).map(|sheet| sheet.name.clone()) else {
             return;
         };
         let maps = self.maps.clone();
@@ -199,7 +199,7 @@ impl World {
 
     /// Any shard of any table.
     fn place(&mut self) -> Place {
-        let counts = self.tables.iter().map(|sheet| sheet.header.shards.get());
+        let counts = self.tables.sheets().map(|sheet| sheet.header.shards.get());
         let counts: Vec<_> = counts.collect();
         let table = self.random.random_range(0..counts.len());
         let shard = self.random.random_range(0..counts.get(table).copied().unwrap_or(1));
@@ -209,7 +209,7 @@ impl World {
     fn command(&mut self, by: usize) {
         let node = node_id(self.random.random_range(0..self.nodes.len()));
         let place = self.place();
-        let table = self.tables.iter().nth(place.table).map(|sheet| sheet.name.clone());
+        let table = self.tables.sheets().nth(place.table).map(|sheet| sheet.name.clone());
         let Some(table) = table else { return };
         let shard = place.shard;
         let command = match self.random.random_range(0..16) {

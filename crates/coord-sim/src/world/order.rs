@@ -72,7 +72,7 @@ impl World {
             self.ask(0, Some(Command::Resume));
         }
         for Place { table, shard } in self.pins.clone() {
-            let table = self.tables.iter().nth(table).map(|sheet| sheet.name.clone());
+            let table = self.tables.sheets().nth(table).map(|sheet| sheet.name.clone());
             let Some(table) = table else { continue };
             self.ask(0, Some(Command::Unpin { table, shard }));
         }
@@ -113,7 +113,7 @@ impl World {
             }
         }
         (0..)
-            .zip(self.tables.iter())
+            .zip(self.tables.sheets())
             .map(|(n, it)| self.misplaced(n, &it.name, &statuses))
             .collect()
     }
@@ -169,13 +169,13 @@ impl World {
         let version = |cluster: &coord_cluster::Cluster, name: &TableName| {
             cluster.map(name).map_or(0, |map| map.version().get())
         };
-        cluster.map_or(0, |it| self.tables.iter().map(|sheet| version(&it, &sheet.name)).sum())
+        cluster.map_or(0, |it| self.tables.sheets().map(|sheet| version(&it, &sheet.name)).sum())
     }
 
     /// What is stored is read once more, for the history.
     fn read_back(&mut self) {
         let placement: Arc<dyn Placement> = self.backends[1].placement();
-        let mut tables: Vec<_> = self.tables.iter().map(|sheet| sheet.name.clone()).collect();
+        let mut tables: Vec<_> = self.tables.sheets().map(|sheet| sheet.name.clone()).collect();
         tables.push(TableName::cluster());
         let until = Moment::from_origin(self.time.elapsed() + self.settings.leader_ttl);
         for (process, fence) in &self.tenures {
