@@ -264,6 +264,9 @@ enum Told {
 
 /// Keeps the view of all registrations, until the node's runtime ends.
 pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
+    let mut looks = shared.looks.subscribe();
+    // Before the watch begins, so that what it begins with is no older.
+    let mut look = *looks.borrow_and_update();
     let mut watcher = Watcher::<NodeEvent>::nodes(Arc::clone(&shared.discovery));
     let mut view = View::default();
     let tick = shared.stall_tick();
@@ -272,6 +275,12 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
         let changed = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return,
+            Ok(()) = looks.changed() => {
+                look = *looks.borrow_and_update();
+                // However late the present watch is, a new one begins with what there is now.
+                watcher = Watcher::nodes(Arc::clone(&shared.discovery));
+                false
+            }
             () = tokio::time::sleep(tick) => {
                 let late = shared.clock.now().since(began).saturating_sub(tick);
                 // Below a tick it is the usual jitter of a busy machine.
@@ -281,7 +290,7 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
                 let heard = take_silence(&shared, &mut view);
                 late > tick || heard
             }
-            watched = watcher.next() => take_watched(&shared, &mut view, watched),
+            watched = watcher.next() => take_watched(&shared, &mut view, look, watched),
         };
         if changed {
             shared.view.send_replace(Arc::new(view.clone()));
@@ -301,12 +310,21 @@ fn take_silence(shared: &Shared, view: &mut View) -> bool {
     true
 }
 
-fn take_watched(shared: &Shared, view: &mut View, watched: Watched<NodeEvent>) -> bool {
+fn take_watched(shared: &Shared, view: &mut View, look: u64, watched: Watched<NodeEvent>) -> bool {
     let now = shared.clock.now();
     match watched {
         Watched::Event(event) => {
             shared.store_answered();
-            view.on_event(event, shared.judging, now)
+            let snapshot = matches!(event, NodeEvent::Snapshot(_));
+            if snapshot && view.is_interrupted() {
+                // The watch before this one would have told.
+                view.on_back(now);
+            }
+            let changed = view.on_event(event, shared.judging, now);
+            if snapshot {
+                view.on_looked(look, now);
+            }
+            changed
         }
         Watched::Away(error) => {
             tracing::debug!(node = %shared.node, %error, "the nodes can't be watched");

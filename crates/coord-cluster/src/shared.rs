@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     pub(crate) view: watch::Sender<Arc<View>>,
     /// When it was last looked whether this process had stalled.
     pub(crate) ticked: watch::Sender<Moment>,
+    /// How often the registrations were to be looked at anew.
+    pub(crate) looks: watch::Sender<u64>,
     /// This node's term, while it leads.
     pub(crate) tenure: watch::Sender<Option<Tenure>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
@@ -132,6 +134,7 @@ impl Shared {
             unhosted: CancellationToken::new(),
             view: watch::Sender::default(),
             ticked: watch::Sender::new(clock.now()),
+            looks: watch::Sender::default(),
             tenure: watch::Sender::new(None),
             status: watch::Sender::new(Arc::new(observer.status())),
             events,

@@ -11,10 +11,10 @@ use coord_conformance::history::{Recorder, What};
 use coord_core::{
     Acquire, AcquireRequest, Answer, Answered, Backend, BackendInfo, Claim, ClaimRequest,
     Discovery, Evict, Fence, Grant, Health, Heartbeat, Incarnation, Lease, LeaseEvent, LeaseName,
-    LeaseRecord, Listing, Motion, MotionPhase, NodeEvent, NodeId, NodeInfo, NodeRecord, NodeStatus,
-    Page, Placement, PlacementEvent, Publish, Register, Registration, Release, Renew, Replace,
-    Request, RequestEvent, RequestId, Result, Revision, ShardId, ShardMap, Slot, Table, TableName,
-    Term, Ttl, Version,
+    LeaseRecord, Listing, Motion, MotionPhase, NodeEvent, NodeId, NodeInfo, NodeRecord, Page,
+    Placement, PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
+    RequestEvent, RequestId, Result, Revision, ShardId, ShardMap, Slot, Table, TableName, Term,
+    Ttl, Version,
 };
 use futures::stream::{self, BoxStream, StreamExt};
 
@@ -30,6 +30,8 @@ pub struct Books {
     wire: Wire,
     /// Of the store where nodes register.
     nodes: Arc<dyn Discovery>,
+    /// Of the store where maps are.
+    maps: Arc<dyn Placement>,
     plant: Option<Plant>,
     planted: Arc<Mutex<Planted>>,
 }
@@ -47,10 +49,10 @@ impl Books {
     #[must_use]
     pub fn new(
         (judge, recorder, wire): (Judge, Recorder, Wire),
-        nodes: Arc<dyn Discovery>,
+        (nodes, maps): (Arc<dyn Discovery>, Arc<dyn Placement>),
         plant: Option<Plant>,
     ) -> Self {
-        Self { judge, recorder, wire, nodes, plant, planted: Arc::default() }
+        Self { judge, recorder, wire, nodes, maps, plant, planted: Arc::default() }
     }
 
     /// The same backend, with these books.
@@ -185,19 +187,25 @@ impl Lease for Part<dyn Lease> {
 }
 
 impl Part<dyn Discovery> {
-    fn told(&self, node: &NodeInfo) -> NodeInfo {
+    async fn told(&self, node: &NodeInfo) -> Result<NodeInfo> {
         let mut node = node.clone();
         if self.books.has(Plant::ReportsNothingStopping) {
             node.reports.values_mut().for_each(|report| report.stopping.clear());
         }
-        node
+        if self.books.has(Plant::AppliedAcrossLives) {
+            for (table, report) in &mut node.reports {
+                let stored = self.books.maps.load(table).await?;
+                report.uid = stored.map_or(report.uid, |stored| stored.map.uid());
+            }
+        }
+        Ok(node)
     }
 }
 
 #[async_trait]
 impl Discovery for Part<dyn Discovery> {
     async fn register(&self, node: &NodeInfo, ttl: Ttl, replace: Replace) -> Result<Register> {
-        let mut told = self.told(node);
+        let mut told = self.told(node).await?;
         if self.books.has(Plant::ReportOfAnother) {
             let run = node.incarnation;
             let former = self.books.planted(|it| it.runs.insert(node.id.clone(), run));
@@ -217,7 +225,7 @@ impl Discovery for Part<dyn Discovery> {
     }
 
     async fn heartbeat(&self, held: &Registration, node: &NodeInfo) -> Result<Heartbeat> {
-        let node = self.told(node);
+        let node = self.told(node).await?;
         match self.inner.heartbeat(held, &node).await? {
             Heartbeat::Renewed(mut registration) => {
                 if self.books.has(Plant::NodeEndsEarly) {
@@ -323,14 +331,26 @@ fn target(map: &ShardMap, shard: ShardId) -> Option<Slot> {
     Some(moving.other.into())
 }
 
-/// Where a shard of a failed node could go.
-fn refuge(map: &ShardMap, shard: ShardId) -> Option<Slot> {
-    map.owner(shard).filter(|owner| owner.status == NodeStatus::Failed)?;
-    let active = map
-        .nodes()
-        .iter()
-        .position(|node| node.as_ref().is_some_and(|node| node.status == NodeStatus::Active));
-    Some(Slot::new(u16::try_from(active?).ok()?))
+/// The same version of `_cluster`, which has forgotten that runs declared failed may run on.
+fn forgetful(before: &ShardMap, map: &ShardMap, writer: &Fence) -> Result<Option<Arc<ShardMap>>> {
+    let Ok(mut annex) = serde_json::from_slice::<serde_json::Value>(map.annex()) else {
+        return Ok(None);
+    };
+    let notes = annex.get_mut("nodes").and_then(serde_json::Value::as_object_mut);
+    let failures = notes.into_iter().flat_map(|notes| notes.values_mut());
+    let failures = failures.filter_map(|note| note.get_mut("failed")?.as_object_mut());
+    if failures.filter_map(|failed| failed.remove("runs_on")).count() == 0 {
+        return Ok(None);
+    }
+    let mut edit = before.edit();
+    for node in before.nodes().iter().flatten().filter(|node| map.slot_of(&node.id).is_none()) {
+        edit.remove_node(&node.id)?;
+    }
+    for node in map.nodes().iter().flatten() {
+        edit.put_node(node.clone())?;
+    }
+    edit.set_annex(annex.to_string().into())?;
+    Ok(edit.finish(writer.clone()).map(Arc::new))
 }
 
 impl Part<dyn Placement> {
@@ -341,19 +361,22 @@ impl Part<dyn Placement> {
         fence: &Fence,
         map: &Arc<ShardMap>,
     ) -> Result<Arc<ShardMap>> {
-        let change = match self.books.plant {
-            Some(Plant::GrantBeforeReport) => target,
-            Some(Plant::FailedMovesAtOnce) => refuge,
-            _ => return Ok(Arc::clone(map)),
-        };
-        if !table.is_reserved()
-            && let Some(stored) = self.inner.load(table).await?
-            && stored.map.version().next() == map.version()
-            && let Some(other) = rewritten(&stored.map, map, fence, change)?
-        {
-            return Ok(other);
+        let same = || Ok(Arc::clone(map));
+        if !self.books.has(Plant::GrantBeforeReport) && !self.books.has(Plant::FailedMovesAtOnce) {
+            return same();
         }
-        Ok(Arc::clone(map))
+        let Some(stored) = self.inner.load(table).await? else { return same() };
+        if stored.map.version().next() != map.version() {
+            return same();
+        }
+        let other = match table.is_reserved() {
+            true if self.books.has(Plant::FailedMovesAtOnce) => forgetful(&stored.map, map, fence)?,
+            false if self.books.has(Plant::GrantBeforeReport) => {
+                rewritten(&stored.map, map, fence, target)?
+            }
+            _ => None,
+        };
+        other.map_or_else(same, Ok)
     }
 
     /// What a planted bug makes of a publish that was fenced.
@@ -375,10 +398,19 @@ impl Part<dyn Placement> {
 #[async_trait]
 impl Placement for Part<dyn Placement> {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
-        let stored = match self.books.has(Plant::ClaimIgnored) {
+        let before = self.books.has(Plant::ReadBeforeClaim);
+        let stored = match before || self.books.has(Plant::ClaimIgnored) {
             true => self.inner.load(&request.table).await?,
             false => None,
         };
+        if before && stored.is_some() {
+            let (placement, request) = (Arc::clone(&self.inner), request.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                // By now somebody else may have claimed it.
+                drop(placement.claim(&request).await);
+            });
+        }
         let outcome = match stored {
             Some(table) => Claim::Claimed(table),
             None => self.inner.claim(request).await?,
@@ -397,6 +429,7 @@ impl Placement for Part<dyn Placement> {
         expected: Version,
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
+        let wanted = map;
         let map = &self.outer(table, fence, map).await?;
         let mut outcome = self.inner.publish(table, fence, expected, map).await?;
         if let Publish::Fenced(_) = &outcome {
@@ -410,6 +443,10 @@ impl Placement for Part<dyn Placement> {
                 nodes.into_iter().map(|node| (node.info.id, node.info.incarnation)).collect();
             self.books.judge.see(&Seen::Published(table, fence, map, &runs));
             self.books.recorder.record("leader", What::published(table, map));
+            if table.is_reserved() && !Arc::ptr_eq(wanted, map) {
+                // A conflict, which makes the leader read what was written in its place.
+                return self.inner.publish(table, fence, expected, wanted).await;
+            }
         }
         Ok(outcome)
     }

@@ -7,6 +7,7 @@ mod i3;
 mod i4;
 mod i5;
 mod i6;
+mod unbroken;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,8 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coord_cluster::ShardToken;
-use coord_core::{Fence, Grant, Incarnation, NodeId, ShardId, ShardMap, TableName};
+use coord_core::{Fence, Grant, Incarnation, NodeId, ShardMap, TableName};
 
+use crate::tables::{Place, Tables};
 use crate::time::WorldTime;
 
 /// One process of the world: which node it runs, and its number among all processes ever started.
@@ -59,7 +61,9 @@ pub enum Seen<'a> {
     /// All who lead now, by their own clocks.
     Leaders(&'a [Leading]),
     /// A process begins to host a shard while these may act for it too.
-    Started(ShardId, ProcessId, &'a [ProcessId]),
+    Started(Place, ProcessId, &'a [ProcessId]),
+    /// A process has made a shard ready.
+    Ready(Place, ProcessId),
     /// A process shows its token to what the shard writes to.
     Wrote(ProcessId, &'a ShardToken),
 }
@@ -101,14 +105,15 @@ struct State {
 impl Judge {
     /// Nothing was seen yet.
     #[must_use]
-    pub fn new(time: WorldTime, leader_ttl: Duration) -> Self {
+    pub fn new(time: WorldTime, leader_ttl: Duration, tables: &Tables) -> Self {
         let invariants: Vec<Box<dyn Invariant>> = vec![
             Box::new(i1::I1::default()),
             Box::new(i2::I2::default()),
             Box::new(i3::I3::default()),
             Box::new(i4::I4::default()),
             Box::new(i5::I5::new(leader_ttl)),
-            Box::new(i6::I6),
+            Box::new(i6::I6(tables.clone())),
+            Box::new(unbroken::Unbroken::new(tables.clone())),
             Box::new(epochs::Epochs::default()),
         ];
         Self(Arc::new(Mutex::new(State { time, invariants, broken: Vec::new() })))

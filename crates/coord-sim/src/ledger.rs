@@ -6,22 +6,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::{Host, ShardFence};
-use coord_core::{Epoch, ShardId};
+use coord_cluster::{Handoff, Host, ShardFence};
+use coord_core::{Epoch, ShardId, TableUid, Term};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::invariants::{Judge, ProcessId, Seen};
+use crate::tables::{Place, Tables};
 use crate::wire::Wire;
 
-/// Who hosts which shard of the world's table; clones are the same.
+/// Who hosts which shard of the world's tables; clones are the same.
 #[derive(Clone)]
 pub struct Ledger(Arc<Mutex<Hosted>>);
 
-type Hosted = BTreeMap<ShardId, BTreeMap<ProcessId, Right>>;
+#[derive(Default)]
+struct Hosted {
+    rights: BTreeMap<ProcessId, BTreeMap<Place, Right>>,
+    /// Whose token each shard was shown last, and its life, epoch and term.
+    shown: BTreeMap<Place, (ProcessId, TableUid, Epoch, Term)>,
+}
 
-/// A right to host, and whether its epoch is shown as 0.
-type Right = (ShardFence, bool);
+/// A right to host.
+struct Right {
+    fence: ShardFence,
+    /// The life of the table that it was given in.
+    uid: TableUid,
+    /// A planted bug: its epoch is shown as 0.
+    epoch_stays: bool,
+}
 
 impl Ledger {
     /// Nobody hosts anything.
@@ -36,26 +48,39 @@ impl Ledger {
 
     /// A process is dead.
     pub fn died(&self, process: ProcessId) {
-        self.lock().values_mut().for_each(|hosts| drop(hosts.remove(&process)));
+        self.lock().rights.remove(&process);
     }
 
-    /// Who may act for a shard now.
+    /// Who may act for a shard now, and in which life of its table.
     #[must_use]
-    pub fn hosts(&self, shard: ShardId) -> Vec<ProcessId> {
+    pub fn hosts(&self, place: Place) -> Vec<(ProcessId, TableUid)> {
         let hosted = self.lock();
-        let hosts = hosted.get(&shard).into_iter().flatten();
-        hosts.filter(|(_, (fence, _))| fence.is_current()).map(|(process, _)| *process).collect()
+        let rights = hosted
+            .rights
+            .iter()
+            .filter_map(|(process, rights)| Some((process, rights.get(&place)?)));
+        let current = rights.filter(|(_, right)| right.fence.is_current());
+        current.map(|(process, right)| (*process, right.uid)).collect()
     }
 
-    /// Lets every host of this process write, as it would at any moment.
-    pub fn write(&self, process: ProcessId, judge: &Judge) {
-        for hosts in self.lock().values() {
-            let Some((fence, epoch_stays)) = hosts.get(&process) else { continue };
-            if let Some(mut token) = fence.token() {
-                if *epoch_stays {
+    /// Lets every exclusive host of this process write, as it would at any moment.
+    pub fn write(&self, process: ProcessId, tables: &Tables, judge: &Judge) {
+        let mut hosted = self.lock();
+        let Hosted { rights, shown } = &mut *hosted;
+        for (place, right) in rights.get(&process).into_iter().flatten() {
+            // Where two may host at a time, an epoch keeps nobody out.
+            if tables.handoff(*place) != Handoff::Exclusive {
+                continue;
+            }
+            if let Some(mut token) = right.fence.token() {
+                if right.epoch_stays {
                     token.epoch = Epoch::default();
                 }
-                judge.see(&Seen::Wrote(process, &token));
+                // The same once more says nothing new.
+                let now = (process, token.uid, token.epoch, token.fence.term);
+                if shown.insert(*place, now) != Some(now) {
+                    judge.see(&Seen::Wrote(process, &token));
+                }
             }
         }
     }
@@ -69,13 +94,16 @@ impl Default for Ledger {
 
 impl fmt::Debug for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ledger").field("shards", &self.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Ledger")
+            .field("processes", &self.lock().rights.len())
+            .finish_non_exhaustive()
     }
 }
 
-/// The service of one process: it takes a while to start and to stop a shard.
+/// The service of one process for one table: it takes a while to start and to stop a shard.
 pub struct Service {
     process: ProcessId,
+    table: usize,
     ledger: Ledger,
     judge: Judge,
     wire: Wire,
@@ -89,14 +117,14 @@ impl Service {
     /// A service that takes up to `slowness` for each shard.
     #[must_use]
     pub fn new(
-        process: ProcessId,
+        (process, table): (ProcessId, usize),
         (ledger, judge, wire): (Ledger, Judge, Wire),
         slowness: Duration,
         seed: u64,
         epoch_stays: bool,
     ) -> Self {
         let random = Mutex::new(StdRng::seed_from_u64(seed));
-        Self { process, ledger, judge, wire, slowness, epoch_stays, random }
+        Self { process, table, ledger, judge, wire, slowness, epoch_stays, random }
     }
 
     async fn take_time(&self) {
@@ -108,8 +136,14 @@ impl Service {
         tokio::time::sleep(Duration::from_millis(millis)).await;
     }
 
+    fn place(&self, shard: ShardId) -> Place {
+        Place { table: self.table, shard }
+    }
+
     fn note(&self, what: u64, shard: ShardId) {
-        self.wire.note(what << 32 | u64::from(self.process.run) << 16 | u64::from(shard.get()));
+        let table = u64::try_from(self.table).unwrap_or(u64::MAX);
+        let what = what << 48 | table << 40 | u64::from(self.process.run) << 16;
+        self.wire.note(what | u64::from(shard.get()));
     }
 }
 
@@ -123,20 +157,27 @@ impl fmt::Debug for Service {
 impl Host for Service {
     async fn start(&self, shard: ShardId, fence: ShardFence) {
         self.note(1, shard);
-        let others: Vec<_> =
-            self.ledger.hosts(shard).into_iter().filter(|other| *other != self.process).collect();
-        self.judge.see(&Seen::Started(shard, self.process, &others));
-        self.ledger
-            .lock()
-            .entry(shard)
-            .or_default()
-            .insert(self.process, (fence, self.epoch_stays));
+        let place = self.place(shard);
+        // One that is over before it began may never act.
+        if let Some(token) = fence.token() {
+            let uid = token.uid;
+            let hosts = self.ledger.hosts(place).into_iter();
+            // Another life of a table has other shards.
+            let others = hosts.filter(|(other, life)| *other != self.process && *life == uid);
+            let others: Vec<_> = others.map(|(other, _)| other).collect();
+            self.judge.see(&Seen::Started(place, self.process, &others));
+            let right = Right { fence, uid, epoch_stays: self.epoch_stays };
+            self.ledger.lock().rights.entry(self.process).or_default().insert(place, right);
+        }
         self.take_time().await;
+        self.judge.see(&Seen::Ready(place, self.process));
     }
 
     async fn stop(&self, shard: ShardId) {
         self.take_time().await;
         self.note(2, shard);
-        self.ledger.lock().entry(shard).or_default().remove(&self.process);
+        if let Some(rights) = self.ledger.lock().rights.get_mut(&self.process) {
+            rights.remove(&self.place(shard));
+        }
     }
 }

@@ -6,7 +6,7 @@
 //!      │                 └── replies ──┘
 //!      └──── tick ──► process (an island: a whole coord-cluster, its Service, its clock)
 //!
-//!    Judge: I1 to I6 and epochs, at every step      Recorder: the history, at the end
+//!    Judge: I1 to I6, epochs and make-before-break, at every step      Recorder: the history, at the end
 //! ```
 //!
 //! An [island](process::Island) is a tokio runtime on paused time that runs for one [tick](time::TICK) at a
@@ -31,6 +31,7 @@ pub mod invariants;
 pub mod ledger;
 pub mod plants;
 pub mod process;
+pub mod tables;
 pub mod time;
 pub mod wire;
 pub mod world;

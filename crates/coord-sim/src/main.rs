@@ -2,16 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Parser;
 use coord_core::{BootClock, Clock as _, Moment};
+use coord_sim::invariants::Broken;
 use coord_sim::{Outcome, Plant, simulate};
 
 /// Seeds that once broke something.
 const REGRESSIONS: &str = include_str!("../regressions.txt");
+
+/// Within so many seeds each planted bug has to be found.
+const PLANT_SEEDS: u64 = 500;
 
 /// Runs simulated clusters under faults, each from one seed. Without options: the regressions and 2,000
 /// fixed seeds.
@@ -60,7 +64,7 @@ fn main() -> ExitCode {
     let passed = if let Some(seed) = options.seed {
         replay(seed, options.plant)
     } else if options.plants {
-        prove()
+        prove(&options)
     } else {
         many(&options)
     };
@@ -92,30 +96,38 @@ fn now() -> (BootClock, Moment) {
 }
 
 /// Every planted bug is found.
-fn prove() -> bool {
-    let mut all = true;
-    for plant in Plant::ALL {
-        let (clock, started) = now();
-        let found = (1..=500).find_map(|seed| {
-            let broken = simulate(seed, Some(*plant), false).broken?;
-            // What breaks without the bug too proves nothing.
-            simulate(seed, None, false).broken.is_none().then_some((seed, broken))
-        });
-        let took = clock.now().since(started);
-        match found {
-            Some((seed, broken)) => {
-                say(&format!(
-                    "{plant}: seed {seed} in {took:.1?}: {}: {}",
-                    broken.invariant, broken.why
-                ));
-            }
-            None => {
-                all = false;
-                say(&format!("{plant}: NOT FOUND within 500 seeds in {took:.1?}"));
-            }
+fn prove(options: &Options) -> bool {
+    let next = AtomicUsize::new(0);
+    let all = AtomicBool::new(true);
+    at_once(options, || {
+        while let Some(plant) = Plant::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (clock, started) = now();
+            let found = (1..=PLANT_SEEDS).find_map(|seed| {
+                let broken = simulate(seed, Some(*plant), false).broken?;
+                // What breaks without the bug too proves nothing.
+                simulate(seed, None, false).broken.is_none().then_some((seed, broken))
+            });
+            let took = clock.now().since(started);
+            let Some((seed, broken)) = found else {
+                all.store(false, Ordering::Relaxed);
+                say(&format!("{plant}: NOT FOUND within {PLANT_SEEDS} seeds in {took:.1?}"));
+                continue;
+            };
+            let Broken { invariant, why, .. } = broken;
+            say(&format!("{plant}: seed {seed} in {took:.1?}: {invariant}: {why}"));
         }
-    }
-    all
+    });
+    all.load(Ordering::Relaxed)
+}
+
+/// Runs this on each of the threads that the options ask for.
+fn at_once(options: &Options, work: impl Fn() + Sync) {
+    let jobs = options.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.unwrap_or(1) {
+            scope.spawn(&work);
+        }
+    });
 }
 
 fn regressions() -> impl Iterator<Item = u64> {
@@ -143,21 +155,16 @@ fn many(options: &Options) -> bool {
     let begin = if until.is_some() { random_seed() } else { 0 };
     let (next, drawn) = (AtomicUsize::new(0), AtomicU64::new(begin));
     let totals = Mutex::new(Totals::default());
-    let jobs = options.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
-    std::thread::scope(|scope| {
-        for _ in 0..jobs.unwrap_or(1) {
-            scope.spawn(|| {
-                loop {
-                    let stop = !options.keep_going && !lock(&totals).failed.is_empty();
-                    let seed = match until {
-                        Some(until) => (clock.now() < until)
-                            .then(|| drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
-                        None => fixed.get(next.fetch_add(1, Ordering::Relaxed)).copied(),
-                    };
-                    let Some(seed) = seed.filter(|_| !stop) else { return };
-                    one(seed, options, &totals);
-                }
-            });
+    at_once(options, || {
+        loop {
+            let stop = !options.keep_going && !lock(&totals).failed.is_empty();
+            let seed = match until {
+                Some(until) => (clock.now() < until)
+                    .then(|| drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
+                None => fixed.get(next.fetch_add(1, Ordering::Relaxed)).copied(),
+            };
+            let Some(seed) = seed.filter(|_| !stop) else { return };
+            one(seed, options, &totals);
         }
     });
     let totals = lock(&totals);

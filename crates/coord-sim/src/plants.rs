@@ -35,6 +35,8 @@ plants! {
     ChunkOverwritten = "chunk-overwritten",
     /// A claim does not fence the former leader.
     ClaimIgnored = "claim-ignored",
+    /// A table is read before it is claimed, and claimed a while later.
+    ReadBeforeClaim = "read-before-claim",
     /// The deadline counts from the reply: the client hears of a TTL as much longer as the reply took.
     DeadlineFromReply = "deadline-from-the-reply",
     /// A lease ends for the store before it ends for its holder.
@@ -49,7 +51,7 @@ plants! {
     NodeEndsEarly = "node-ends-early",
     /// A run that was replaced is said to have left.
     SuccessorEarly = "successor-hosts-early",
-    /// A node that was declared failed is said to have run out.
+    /// A verdict is written down without the time for which its node may run on.
     FailedMovesAtOnce = "failed-moves-at-once",
     /// The new owner is published in place of a move to it.
     GrantBeforeReport = "grant-before-the-report",
@@ -57,6 +59,8 @@ plants! {
     EpochStays = "epoch-not-raised",
     /// What a node reports counts as if it had stopped everything.
     ReportsNothingStopping = "reports-nothing-stopping",
+    /// What a run has reported of one life of a table counts for the next one.
+    AppliedAcrossLives = "applied-across-lives",
     /// The successor's reports are said to be its predecessor's.
     ReportOfAnother = "report-of-an-old-run",
 }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use coord_cluster::{Cluster, Settings};
 use coord_core::random::Seeded;
-use coord_core::{Address, Clock, NodeId, NodeInfo, Replace, TableHeader, TableName};
+use coord_core::{Address, Clock, NodeId, NodeInfo, Replace};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 
 use crate::invariants::ProcessId;
 use crate::ledger::Service;
+use crate::tables::Tables;
 use crate::time::{TICK, WorldTime, at};
 use crate::wire::Remote;
 
@@ -107,12 +108,12 @@ pub struct Start {
     pub maps: Remote,
     /// The settings of all.
     pub settings: Settings,
-    /// The world's table.
-    pub table: (TableName, TableHeader),
+    /// The world's tables.
+    pub tables: Tables,
     /// Whether it takes the place of another process of its node.
     pub replace: Replace,
-    /// What it hosts with.
-    pub service: Service,
+    /// What it hosts with, table by table.
+    pub services: Vec<Service>,
 }
 
 /// A process that runs a node.
@@ -146,12 +147,12 @@ impl Process {
     #[must_use]
     #[expect(clippy::expect_used, reason = "the address is well formed")]
     pub fn start(start: Start, time: WorldTime, seed: u64) -> Self {
-        let Start { id, clock, remote, maps, settings, table, replace, service } = start;
+        let Start { id, clock, remote, maps, settings, tables, replace, services } = start;
         let mut island = Island::new(time, seed);
         let slot = Slot::default();
         let mine = slot.clone();
         let remotes = [remote.clone(), maps.clone()];
-        let host = Arc::new(service);
+        let hosts: Vec<_> = services.into_iter().map(Arc::new).collect();
         island.within(|runtime| {
             runtime.spawn(async move {
                 loop {
@@ -159,15 +160,17 @@ impl Process {
                         Address::new(format!("10.0.0.{}:4000", id.node)).expect("an address");
                     let info = NodeInfo::new(node_id(id.node), address);
                     let stores = coord_cluster::Stores::new(&remote).with_placement(&maps);
-                    let started = Cluster::builder(stores, info)
+                    let mut builder = Cluster::builder(stores, info)
                         .settings(settings.clone())
                         .clock(Arc::clone(&clock))
-                        .table(table.0.clone(), table.1.clone())
-                        .host(table.0.clone(), Arc::clone(&host) as _)
-                        .replace(replace)
-                        .start()
-                        .await;
-                    match started {
+                        .replace(replace);
+                    for (sheet, host) in tables.sheets().zip(&hosts) {
+                        builder = builder
+                            .table(sheet.name.clone(), sheet.header.clone())
+                            .handoff(sheet.name.clone(), sheet.handoff)
+                            .host(sheet.name.clone(), Arc::clone(host) as _);
+                    }
+                    match builder.start().await {
                         Ok(cluster) => {
                             mine.set(State::Joined(cluster.clone()));
                             // Its only way to end is to be told so, or to leave.

@@ -15,8 +15,8 @@ fn nothing_breaks_in_a_few_worlds() {
 
 #[test]
 fn a_planted_bug_is_seen() {
-    let found = (1..=20).find_map(|seed| simulate(seed, Some(Plant::LeaseEndsEarly), false).broken);
-    assert_eq!(found.expect("two leaders").invariant, "I1");
+    let broken = |seed| simulate(seed, Some(Plant::LeaseEndsEarly), false).broken;
+    assert!((1..=20).filter_map(broken).any(|broken| broken.invariant == "I1"), "two leaders");
 }
 
 #[cfg(tokio_unstable)]

@@ -82,6 +82,7 @@ pub(crate) async fn lead(
         gate,
         gated_by: None,
         machine,
+        look: None,
         asked: BTreeMap::new(),
         tickets: 0,
         seen: BTreeSet::new(),
@@ -100,6 +101,8 @@ pub(crate) struct Lead<'a> {
     /// The tenure of it that the machine was told of.
     gated_by: Option<Tenure>,
     machine: Machine,
+    /// The number of the look at the nodes that is under way.
+    look: Option<u64>,
     /// Who waits for which answer.
     asked: BTreeMap<Ticket, Asker>,
     tickets: Ticket,
@@ -281,6 +284,7 @@ impl Lead<'_> {
                 let claim = self.shared.placement.claim(&request);
                 self.shared.call("claim", claim).await.map(|claim| self.claimed(table, claim))
             }
+            Step::Look => self.look().await,
             Step::Load(table) => {
                 let load = self.shared.placement.load(table);
                 let table = self.shared.call("load", load).await;
@@ -324,6 +328,25 @@ impl Lead<'_> {
         let load = self.shared.placement.load(table);
         let is_there = self.shared.call("load", load).await?.is_some();
         Ok(if is_there { Outcome::Fenced } else { Outcome::Deleted })
+    }
+
+    /// Has the watch of the nodes begun anew, and waits until the view shows what it begins with.
+    async fn look(&mut self) -> Result<Outcome> {
+        let shared = &self.shared;
+        let look = *self.look.get_or_insert_with(|| {
+            shared.looks.send_modify(|looks| *looks += 1);
+            *shared.looks.borrow()
+        });
+        let mut view = shared.view.subscribe();
+        let seen = view.wait_for(|view| view.looks() >= look);
+        let limit = shared.settings.request_timeout;
+        match tokio::time::timeout(limit, seen).await {
+            Ok(Ok(_)) => {
+                self.look = None;
+                Ok(Outcome::Looked)
+            }
+            _ => Err(Error::unavailable("watch", "the store did not show its nodes in time")),
+        }
     }
 
     /// Tells whoever asked. An answer that can't be brought at all is left out: the asker then counts

@@ -1,8 +1,8 @@
 //! What the leader does next. Pure: `now` is an argument, and every call is a [`Step`] for the driver.
 //!
 //! ```text
-//!   claim _cluster ─► claim each table ─► the members' statuses ─► a command's writes ─► rebalances
-//!   (then read)                           into _cluster            then its answer       that are due
+//!   claim _cluster ─► claim each table ─► look at ─► the members' ─► a command's  ─► rebalances
+//!   (then read)                           the nodes  statuses        writes, answer  that are due
 //! ```
 //!
 //! One step is in progress at a time, and each follows from the newest state: a write that comes back as
@@ -134,6 +134,8 @@ impl PartialEq for Job {
 pub(crate) enum Step {
     /// Claim a table.
     Claim(TableName, TableHeader),
+    /// See which nodes are registered now, however late the watch of them is.
+    Look,
     /// Read a table.
     Load(TableName),
     /// Publish a map after this version.
@@ -180,6 +182,8 @@ pub(crate) enum Outcome {
     Claimed(Arc<ShardMap>),
     /// The table can't be claimed: its header or its lease is another.
     Refused(String),
+    /// The view shows what is registered.
+    Looked,
     /// The newest map; none if the table does not exist any more.
     Loaded(Option<Arc<ShardMap>>),
     /// The map is published.
@@ -211,6 +215,9 @@ pub(crate) struct Machine {
     fence: Fence,
     rules: Rules,
     view: Arc<View>,
+    /// Whether the view is no older than the claims: else a run that only the former leader has seen
+    /// would count as one that is over.
+    looked: bool,
     cluster: Option<Arc<ShardMap>>,
     cluster_stale: bool,
     /// What is to be remembered; it may be ahead of what `_cluster` holds.
@@ -341,6 +348,7 @@ impl Machine {
             me,
             fence,
             view: Arc::default(),
+            looked: false,
             cluster: None,
             cluster_stale: false,
             record: ClusterRecord::default(),
@@ -536,7 +544,8 @@ impl Machine {
             table.map(|(name, _)| Step::Load(name.clone()))
         };
         let cluster = || self.cluster_stale.then(|| Step::Load(TableName::cluster()));
-        claim.or_else(cluster).or_else(stale)
+        let look = || (!self.looked).then_some(Step::Look);
+        claim.or_else(look).or_else(cluster).or_else(stale)
     }
 
     /// Finds the roster; an `Err` is the step that has to be taken first.
@@ -1229,7 +1238,11 @@ impl Machine {
                 }
             }
             Outcome::Failed(why) => self.on_failed(step, ordered, &why, now),
-            Outcome::Claimed(map) => self.on_map(&step, Some(map), now),
+            Outcome::Looked => self.looked = true,
+            Outcome::Claimed(map) => {
+                self.looked = false;
+                self.on_map(&step, Some(map), now);
+            }
             Outcome::Loaded(map) => self.on_map(&step, map, now),
             Outcome::Refused(why) => self.on_refused(&step, why),
             Outcome::Published => self.on_published(step, ordered, now),

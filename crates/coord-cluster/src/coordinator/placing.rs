@@ -317,7 +317,15 @@ impl Placing<'_> {
             }
         }
         for seat in self.roster.0.values() {
-            let Some(hosting) = self.roster.hosting(seat) else { continue };
+            let Some(hosting) = self.roster.hosting(seat) else {
+                // The last one that leaves is listed as what it is, for as long as it has shards to stop.
+                let listed = self.slots.get(&seat.entry.id).and_then(|slot| self.map.node(*slot));
+                let here = listed.is_some_and(|it| it.incarnation == seat.entry.incarnation);
+                if here && seat.entry.status == NodeStatus::Draining {
+                    edit.put_node(seat.entry.clone().with_since(None))?;
+                }
+                continue;
+            };
             if !self.is_held(seat) {
                 edit.put_node(seat.entry.clone().with_since(None))?;
                 hosts.insert((seat.entry.id.clone(), seat.entry.incarnation), hosting);

@@ -143,6 +143,12 @@ impl Desk {
                 let new = || Arc::new(ShardMap::empty(header.clone(), TableUid::from_u128(1)));
                 Outcome::Claimed(Arc::clone(self.stored.entry(name.clone()).or_insert_with(new)))
             }
+            Step::Look => {
+                let looks = self.view.looks() + 1;
+                self.view.on_looked(looks, self.now);
+                self.see(NodeEvent::Snapshot(self.registered.values().cloned().collect()));
+                Outcome::Looked
+            }
             Step::Load(name) => Outcome::Loaded(self.stored.get(name).cloned()),
             Step::Publish(name, expected, map) => {
                 if self.stored.get(name).map(|map| map.version()) != Some(*expected) {
@@ -807,4 +813,79 @@ fn one_that_was_faster_than_the_heir_gives_way_once() {
     desk.machine.has_waited_for(Some(id("n3")));
     assert_eq!(stops(&mut desk), None);
     assert_eq!(desk.record().heir, None);
+}
+
+#[test]
+fn a_run_that_only_the_former_leader_has_seen_keeps_its_shards() {
+    for there in [true, false] {
+        let mut desk = Desk::new();
+        let stale = desk.view.clone();
+        let mut successor = desk.register("n2", 2);
+        successor.info.ended.insert(run(1));
+        desk.registered.insert(id("n2"), successor.clone());
+        desk.see(NodeEvent::Joined(successor));
+        desk.pass(Duration::from_secs(5));
+        let runs = |desk: &Desk| {
+            let slot = desk.map().slot_of(&id("n2")).expect("listed");
+            (desk.map().node(slot).expect("listed").incarnation, desk.shards_of("n2"))
+        };
+        assert_eq!(runs(&desk), (run(2), 4));
+        // The next leader's watch has not shown that run yet.
+        desk.view = stale;
+        if !there {
+            // Nor will it ever: a third one has replaced it, and it need not have noticed.
+            desk.register("n2", 3);
+        }
+        desk.elect(2);
+        desk.pass(TTL - Duration::from_secs(1));
+        assert_eq!(runs(&desk), (run(2), 4));
+        desk.pass(Duration::from_secs(5));
+        assert_eq!(runs(&desk), (run(if there { 2 } else { 3 }), 4));
+    }
+}
+
+#[test]
+fn the_last_one_that_leaves_is_listed_as_what_it_is() {
+    let mut desk = Desk::new();
+    for name in ["n2", "n3"] {
+        desk.registered.remove(&id(name));
+        desk.see(NodeEvent::Left { node: id(name), incarnation: run(1) });
+    }
+    desk.pass(Duration::from_secs(5));
+    desk.reports = false;
+    desk.ask(Command::Leave { node: id("n1"), force: false });
+    desk.pass(Duration::from_secs(5));
+    // It has still to stop them, and nobody takes them.
+    assert_eq!((desk.map().motions().len(), desk.shards_of("n1")), (12, 12));
+    let status = |desk: &Desk| {
+        let slot = desk.map().slot_of(&id("n1")).expect("listed");
+        desk.map().node(slot).expect("listed").status
+    };
+    assert_eq!(status(&desk), NodeStatus::Draining);
+    desk.reports = true;
+    desk.report(&table());
+    desk.pass(Duration::from_secs(5));
+    assert_eq!((desk.map().orphans(), status(&desk)), (12, NodeStatus::Draining));
+}
+
+#[test]
+fn a_deleted_table_begins_its_next_life_under_another_term() {
+    let mut desk = Desk::new();
+    desk.stored.remove(&table());
+    desk.ask(Command::Drain { node: id("n2") });
+    for _ in 0..TURNS_MAX {
+        match desk.machine.next(desk.now) {
+            Turn::Do(step) => {
+                assert!(!matches!(&step, Step::Claim(name, _) if *name == table()));
+                let outcome = desk.perform(&step);
+                desk.outcome(outcome);
+            }
+            Turn::Wait(until) => desk.now = until.expect("a time"),
+            Turn::Stop(stop) => {
+                assert_eq!(stop, Stop::Deleted(table()));
+                return;
+            }
+        }
+    }
+    panic!("it never notices");
 }

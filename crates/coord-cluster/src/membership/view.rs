@@ -90,8 +90,10 @@ impl Judging {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     nodes: BTreeMap<NodeId, Presence>,
-    /// When the first snapshot came.
+    /// When the store was last looked at for a new term, or for the first time.
     began: Option<Moment>,
+    /// The number of that look.
+    looks: u64,
     /// Since when the watch has been silent.
     away_since: Option<Moment>,
     /// Whether the watch itself is interrupted.
@@ -105,6 +107,19 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// The number of the last look at the store that this view has taken in.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// What was seen last was asked for by this look, so that no run is missing from it which was
+    /// registered then. One that a map names and nobody has seen may have been replaced just now.
+    pub(crate) fn on_looked(&mut self, look: u64, now: Moment) {
+        if self.looks < look {
+            (self.looks, self.began) = (look, Some(now));
+        }
+    }
+
     /// True once a first snapshot came.
     pub(crate) fn is_ready(&self) -> bool {
         self.began.is_some()
@@ -139,13 +154,14 @@ impl View {
     }
 
     /// From when on a node counts as absent that this view has never seen, although the cluster knows
-    /// it: one TTL after the first look, for it may be on its way back.
+    /// it: one TTL after the last look, for it may be on its way back.
     pub(crate) fn unseen_counts_from(&self, node_ttl: Duration) -> Option<Moment> {
         Some(self.began?.plus(node_ttl))
     }
 
     /// Until when this run of a node may host what it owns. A run that was replaced and that nobody saw
-    /// leave has its whole TTL, for it need not have noticed.
+    /// leave has its whole TTL, for it need not have noticed; and so has one that was never seen, from the
+    /// last look on.
     pub(crate) fn may_run(&self, node: &NodeId, run: Incarnation, node_ttl: Duration) -> MayRun {
         let mut ttl = node_ttl;
         if let Some(presence) = self.nodes.get(node) {
@@ -438,5 +454,19 @@ mod tests {
         view.on_event(NodeEvent::Snapshot(vec![record("b", 1)]), JUDGED, at(3));
         assert_eq!(counts_from(&view, "a"), Some(at(3)));
         assert_eq!(view.unseen_counts_from(Duration::from_secs(9)), Some(at(9)));
+    }
+
+    #[test]
+    fn a_run_that_nobody_saw_has_its_ttl_from_the_last_look_on() {
+        let mut view = View::default();
+        let unseen = |view: &View| {
+            view.may_run(&record("a", 2).info.id, Incarnation::from_u128(2), Duration::from_secs(5))
+        };
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
+        assert_eq!(unseen(&view), MayRun::Until(at(9)), "the longer of both TTLs");
+        view.on_looked(1, at(20));
+        assert_eq!((unseen(&view), view.looks()), (MayRun::Until(at(29)), 1));
+        view.on_looked(1, at(30));
+        assert_eq!(unseen(&view), MayRun::Until(at(29)), "that was no other look");
     }
 }

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coord_cluster::ShardToken;
-use coord_core::{Epoch, ShardId, TableUid};
+use coord_core::{Epoch, ShardId, TableName, TableUid};
 
 use super::{Invariant, ProcessId, Seen};
 
 #[derive(Default)]
 pub(super) struct Epochs {
+    /// The present life of each table.
+    lives: BTreeMap<TableName, TableUid>,
     shown: BTreeMap<(TableUid, ShardId, Epoch), ProcessId>,
-    highest: BTreeMap<ShardId, ShardToken>,
+    highest: BTreeMap<(TableName, ShardId), ShardToken>,
 }
 
 impl Invariant for Epochs {
@@ -21,7 +23,14 @@ impl Invariant for Epochs {
     }
 
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
+        if let Seen::Published(table, _, map, _) = seen {
+            self.lives.insert((*table).clone(), map.uid());
+        }
         let Seen::Wrote(process, token) = seen else { return None };
+        // One that has not heard of its table's end may be refused.
+        if self.lives.get(&token.table).is_some_and(|uid| *uid != token.uid) {
+            return None;
+        }
         let key = (token.uid, token.shard, token.epoch);
         let known = *self.shown.entry(key).or_insert(*process);
         if known != *process {
@@ -30,7 +39,10 @@ impl Invariant for Epochs {
                 token.epoch, token.shard
             ));
         }
-        let highest = self.highest.entry(token.shard).or_insert_with(|| (*token).clone());
+        let highest = self
+            .highest
+            .entry((token.table.clone(), token.shard))
+            .or_insert_with(|| (*token).clone());
         if !token.passes(highest) {
             return Some(format!(
                 "{process} may act for shard {} and is refused: epoch {} after {}",

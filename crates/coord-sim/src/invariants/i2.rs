@@ -1,7 +1,12 @@
-//! I2: every shard has an owner while an Active node exists: a map that names a registered run as Active
-//! leaves none without, but for those that `_cluster` says are parked.
+//! I2: every shard has an owner while an Active node exists (§5.4), but for those that `_cluster` says are
+//! parked.
+//!
+//! Who is Active is what `_cluster` says (§4.3.7), of a run that is registered at this moment. Not counted
+//! is a node that the map names as another run: the shards of a run that may go on stay in its name, and a
+//! map can't name two runs of a node, so the new one takes nothing until the old one is over (§7).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{NodeStatus, ShardId, ShardMap, TableName};
@@ -10,6 +15,7 @@ use super::{Invariant, Seen};
 
 #[derive(Default)]
 pub(super) struct I2 {
+    cluster: Option<Arc<ShardMap>>,
     parked: BTreeSet<(TableName, ShardId)>,
 }
 
@@ -21,6 +27,7 @@ impl Invariant for I2 {
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
         let Seen::Published(table, _, map, runs) = seen else { return None };
         if table.is_reserved() {
+            self.cluster = Some((*map).clone());
             self.parked = parked(map);
             return None;
         }
@@ -28,8 +35,11 @@ impl Invariant for I2 {
         let orphan = shards.find(|shard| {
             map.owner(*shard).is_none() && !self.parked.contains(&((*table).clone(), *shard))
         })?;
-        let active = map.nodes().iter().flatten().find(|node| {
-            node.status == NodeStatus::Active && runs.contains(&(node.id.clone(), node.incarnation))
+        let members = self.cluster.iter().flat_map(|cluster| cluster.nodes().iter().flatten());
+        let active = members.filter(|node| node.status == NodeStatus::Active).find(|node| {
+            let listed = map.slot_of(&node.id).and_then(|slot| map.node(slot));
+            runs.contains(&(node.id.clone(), node.incarnation))
+                && listed.is_none_or(|listed| listed.incarnation == node.incarnation)
         })?;
         Some(format!(
             "{table} version {}: nobody owns shard {orphan}, and {} is active",

@@ -521,6 +521,12 @@ impl World {
                 *highest = fence.clone();
                 Outcome::Claimed(Arc::clone(map))
             }
+            Step::Look => {
+                self.see();
+                let look = self.view.looks() + 1;
+                self.view.on_looked(look, self.now);
+                Outcome::Looked
+            }
             Step::Load(name) => {
                 Outcome::Loaded(self.stored.get(name).map(|(_, map)| Arc::clone(map)))
             }

@@ -182,3 +182,18 @@ fn a_node_that_hosts_nothing_reports_at_once() {
     assert_eq!(moving.version(), Version::new(2));
     assert_eq!(report(&hosting.next(at(1))), None, "said once");
 }
+
+#[test]
+fn another_life_of_the_table_is_hosted_anew() {
+    let mut hosting = hosting();
+    hosting.on_map(Some(map(None, Handoff::Exclusive, "a", None)));
+    assert!(starts(&hosting.next(at(1))));
+    hosting.on_started(S);
+    let header = TableHeader::new(ShardCount::new(2).expect("count"));
+    let reborn = Arc::new(ShardMap::empty(header, TableUid::from_u128(2)));
+    hosting.on_map(Some(map(Some(&reborn), Handoff::Exclusive, "a", None)));
+    assert_eq!(hosting.next(at(1)).orders, [Order::Stop(S)]);
+    hosting.on_ended(S, false, at(1));
+    let orders = hosting.next(at(1)).orders;
+    assert!(matches!(orders[..], [Order::Start { uid, .. }] if uid == reborn.uid()), "{orders:?}");
+}
