@@ -197,11 +197,11 @@ impl<'a> World<'a> {
     async fn settle(&self) -> Result<()> {
         let observer = self.nodes.values().next().ok_or_else(|| wrong("no node lives"))?;
         let live = self.nodes.len();
-        let settled = |status: &Status| {
-            status.is_settled() && status.count(NodeStatus::Active) == live
-        };
+        let settled =
+            |status: &Status| status.is_settled() && status.count(NodeStatus::Active) == live;
         let waited = tokio::time::timeout(PHASE_MAX, observer.wait_for(settled)).await;
-        waited.map_err(|_elapsed| wrong(format!("not settled: {:?}", observer.status().state)))??;
+        waited
+            .map_err(|_elapsed| wrong(format!("not settled: {:?}", observer.status().state)))??;
         // Those that hear of it after the observer.
         tokio::time::sleep(Duration::from_millis(1)).await;
         Ok(())

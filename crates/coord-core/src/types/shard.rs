@@ -819,9 +819,8 @@ impl MapEdit {
             return Err(Error::invalid("edit map", why));
         }
         let known: Vec<bool> = self.next.nodes.iter().map(Option::is_some).collect();
-        let odd = |slot: u16| {
-            slot != u16::MAX && !known.get(usize::from(slot)).copied().unwrap_or(false)
-        };
+        let odd =
+            |slot: u16| slot != u16::MAX && !known.get(usize::from(slot)).copied().unwrap_or(false);
         if let Some(odd) = owners.iter().find(|&&slot| odd(slot)) {
             return Err(Error::invalid("edit map", format!("slot {odd} names no node")));
         }

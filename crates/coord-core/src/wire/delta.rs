@@ -185,8 +185,7 @@ fn read_owners(reader: &mut Reader<'_>, known: &[bool], map: &mut ShardMap) -> R
         if slot > nobody {
             return Err(reader.corrupt(&format!("a slot is out of range slot={slot}")));
         }
-        owners[place] =
-            if slot == nobody { NOBODY } else { u16::try_from(slot).unwrap_or(NOBODY) };
+        owners[place] = if slot == nobody { NOBODY } else { u16::try_from(slot).unwrap_or(NOBODY) };
     }
     // A node may have left the table, so the places that did not change are looked at too.
     let is_known =

@@ -40,7 +40,9 @@ fn main() -> ExitCode {
 }
 
 fn all(options: &Options) -> coord_core::Result<()> {
-    say("| nodes | shards | phase | took (virtual s) | CPU s | calls | of them heartbeats | publishes `_cluster` + table | written KiB | read KiB by one watcher | events `_cluster` / table / nodes / lease / requests | moves (fewest) | decode ms | RSS MiB |");
+    say(
+        "| nodes | shards | phase | took (virtual s) | CPU s | calls | of them heartbeats | publishes `_cluster` + table | written KiB | read KiB by one watcher | events `_cluster` / table / nodes / lease / requests | moves (fewest) | decode ms | RSS MiB |",
+    );
     say("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     let table = table()?;
     for &nodes in &options.nodes {

@@ -143,7 +143,8 @@ impl Meter {
         let chunks: HashMap<_, _> = chunks.into_iter().collect();
         let have = known.as_ref().map(|(_, old)| &**old);
         let lacks = manifest.needed(have);
-        let read = head + lacks.iter().filter_map(|key| chunks.get(key)).map(|b| b.len()).sum::<usize>();
+        let read =
+            head + lacks.iter().filter_map(|key| chunks.get(key)).map(|b| b.len()).sum::<usize>();
         let decodes = cpu_time();
         let read_back = manifest.assemble(have, &chunks)?;
         let decoding = cpu_time().saturating_sub(decodes);
