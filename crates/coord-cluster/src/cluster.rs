@@ -422,7 +422,7 @@ impl Cluster {
     /// How things stand, as this node sees them.
     #[must_use]
     pub fn status(&self) -> Arc<Status> {
-        Arc::clone(&self.inner.shared.status.borrow())
+        self.inner.shared.status()
     }
 
     /// Waits until things stand so.
@@ -437,10 +437,19 @@ impl Cluster {
         mut wanted: impl FnMut(&Status) -> bool + Send,
     ) -> Result<Arc<Status>> {
         let shared = &self.inner.shared;
-        let mut status = shared.status.subscribe();
+        let mut news = shared.news();
+        let standing = async {
+            loop {
+                let status = shared.status();
+                if wanted(&status) {
+                    return Some(status);
+                }
+                news.changed().await.ok()?;
+            }
+        };
         tokio::select! {
             biased;
-            Ok(now) = status.wait_for(|status| wanted(status)) => Ok(Arc::clone(&now)),
+            Some(status) = standing => Ok(status),
             () = shared.stop.cancelled() => Err(Error::new(ErrorKind::Closed, "wait")
                 .message("the node's runtime has ended")
                 .resource(&shared.node)),
@@ -450,8 +459,7 @@ impl Cluster {
     /// The newest map of a table, as this node sees it.
     #[must_use]
     pub fn map(&self, table: &TableName) -> Option<Arc<ShardMap>> {
-        let status = self.inner.shared.status.borrow();
-        Some(Arc::clone(&status.table(table)?.map))
+        self.inner.shared.look(|observer| observer.map(table))
     }
 
     /// The node that owns a key's shard, as this node sees it; none while nobody does.

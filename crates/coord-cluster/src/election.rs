@@ -153,9 +153,9 @@ fn other_heir(shared: &Shared) -> Option<NodeId> {
 
 /// Waits until leadership is being transferred to another node than the one that was late.
 async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
-    let mut status = shared.status.subscribe();
+    let mut news = shared.news();
     while other_heir(shared).is_none_or(|heir| Some(&heir) == late) {
-        if status.changed().await.is_err() {
+        if news.changed().await.is_err() {
             return;
         }
     }
@@ -164,17 +164,17 @@ async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
 /// Gives the node that is to lead the time to take the lease: the one that is named, or the one that this
 /// node has given way to. Who it is, if it did not.
 async fn leave_to_heir(shared: &Shared, given_way_to: Option<NodeId>) -> Option<NodeId> {
-    let mut status = shared.status.subscribe();
+    let mut news = shared.news();
     let limit = shared.clock.now().plus(shared.settings.leader_retry * HEIR_RETRIES);
     let expected = || {
         let heir = other_heir(shared).or_else(|| given_way_to.clone())?;
-        let leader = shared.status.borrow().leader.clone();
-        leader.is_none_or(|leader| leader.node != heir).then_some(heir)
+        let leads = shared.look(|observer| observer.leader().is_some_and(|now| now.node == heir));
+        (!leads).then_some(heir)
     };
     tokio::select! {
         biased;
         () = shared.stop.cancelled() => {}
-        () = async { while expected().is_some() && status.changed().await.is_ok() {} } => {}
+        () = async { while expected().is_some() && news.changed().await.is_ok() {} } => {}
         () = shared.sleep_until(limit) => {}
     }
     expected()
@@ -183,7 +183,7 @@ async fn leave_to_heir(shared: &Shared, given_way_to: Option<NodeId>) -> Option<
 /// Refuses the commands that came too late for the term.
 fn refuse(shared: &Shared, local: &mut mpsc::Receiver<LocalCommand>) {
     while let Ok(LocalCommand { reply, .. }) = local.try_recv() {
-        let leader = shared.status.borrow().leader.as_ref().map(|leader| leader.node.clone());
+        let leader = shared.look(|observer| observer.leader().map(|leader| leader.node.clone()));
         // Nobody may be waiting any more.
         let _ = reply.send(Reply::Refused(Refusal::NotLeader { leader }));
     }

@@ -7,7 +7,6 @@ use coord_core::{
     Watcher,
 };
 
-use crate::record::ClusterRecord;
 use crate::shared::{Ending, Shared};
 
 /// Follows the leader's lease.
@@ -67,11 +66,8 @@ pub(crate) async fn table(shared: Arc<Shared>, name: TableName) {
 }
 
 fn take_cluster(shared: &Shared, map: Option<Arc<ShardMap>>) {
-    let record = map.as_ref().map(|map| ClusterRecord::read(map.annex())).transpose();
-    match record {
-        Ok(record) => {
-            shared.observe(|observer| observer.on_cluster(map, record.unwrap_or_default()));
-        }
+    match shared.look(|observer| observer.read_record(map.as_deref())) {
+        Ok(record) => shared.observe(|observer| observer.on_cluster(map, record)),
         // The members before it stay known.
         Err(error) => tracing::error!(node = %shared.node, %error, "the cluster can't be read"),
     }
@@ -88,7 +84,7 @@ fn go_if_evacuated(shared: &Shared) {
 /// A node that leaves by force goes once its shards have had the handoff timeout to move, counted from
 /// when it saw itself that it is leaving.
 pub(crate) async fn forced_leave(shared: Arc<Shared>) {
-    let mut status = shared.status.subscribe();
+    let mut news = shared.news();
     let mut since: Option<(Incarnation, Moment)> = None;
     loop {
         let now = shared.clock.now();
@@ -98,7 +94,7 @@ pub(crate) async fn forced_leave(shared: Arc<Shared>) {
         let force_at = leaving.filter(|(_, forced)| *forced).and(since);
         let force_at = force_at.map(|(_, at)| at.plus(shared.settings.handoff_timeout));
         if force_at.is_some_and(|at| at <= now) {
-            let shards = shared.status.borrow().member(&shared.node).map(|member| member.shards);
+            let shards = shared.status().member(&shared.node).map(|member| member.shards);
             let shards = shards.unwrap_or_default();
             tracing::warn!(node = %shared.node, shards, "leaves by force; its shards are orphaned");
             shared.end(Ending::Orderly);
@@ -113,7 +109,7 @@ pub(crate) async fn forced_leave(shared: Arc<Shared>) {
         tokio::select! {
             biased;
             () = shared.stop.cancelled() => return,
-            Ok(()) = status.changed() => {}
+            Ok(()) = news.changed() => {}
             () = timer => {}
         }
     }

@@ -11,6 +11,7 @@ use coord_core::{
     Error, Heartbeat, Incarnation, Moment, NodeEvent, NodeInfo, Register, Replace, Result, Ttl,
     Watched, Watcher,
 };
+use futures::FutureExt;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -19,8 +20,12 @@ use self::registration::{RegistrarOutcome, Times};
 pub(crate) use self::view::{Absence, Judging, MayRun, Presence, View};
 use crate::downing;
 use crate::gate::Standing;
+use crate::observer::Observer;
 use crate::shared::{Ending, Shared};
 use crate::telemetry;
+
+/// How many events of the nodes make one change of the view.
+const EVENTS_AT_ONCE_MAX: usize = 4_096;
 
 /// The registration of this node, and what it takes to keep it.
 pub(crate) struct Keeper {
@@ -270,6 +275,7 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
     let mut watcher = Watcher::<NodeEvent>::nodes(Arc::clone(&shared.discovery));
     let mut view = View::default();
     let tick = shared.stall_tick();
+    let (mut beats, mut told) = (false, shared.clock.now());
     loop {
         let began = shared.clock.now();
         let changed = tokio::select! {
@@ -290,9 +296,21 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
                 let heard = take_silence(&shared, &mut view);
                 late > tick || heard
             }
-            watched = watcher.next() => take_watched(&shared, &mut view, look, watched),
+            watched = watcher.next() => {
+                let mut changed = take_watched(&shared, &mut view, look, watched);
+                // A zone that fails is one change of the view and not a thousand.
+                for _ in 0..EVENTS_AT_ONCE_MAX {
+                    let Some(watched) = watcher.next().now_or_never() else { break };
+                    changed |= take_watched(&shared, &mut view, look, watched);
+                }
+                changed
+            }
         };
-        if changed {
+        // Plain heartbeats matter to whoever counts since when nothing was heard, and can wait a little.
+        let now = shared.clock.now();
+        beats |= view.take_beats();
+        if changed || (beats && now.since(told) >= tick) {
+            (beats, told) = (false, now);
             shared.view.send_replace(Arc::new(view.clone()));
         }
         shared.ticked.send_replace(shared.clock.now());
@@ -301,7 +319,7 @@ pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
 
 /// A store may also be away without the watch noticing.
 fn take_silence(shared: &Shared, view: &mut View) -> bool {
-    let away = shared.status.borrow().store_away;
+    let away = shared.look(Observer::is_store_away);
     match (away, view.is_away()) {
         (true, false) => view.on_away(shared.answered()),
         (false, true) if !view.is_interrupted() => view.on_back(shared.clock.now()),

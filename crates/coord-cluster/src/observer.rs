@@ -3,18 +3,20 @@
 //! Every node derives its events from the same watches, the leader too: the leader's lease, the reserved
 //! table `_cluster` and the tables. A node that was away gets the difference.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use coord_core::{
-    Holder, Incarnation, MotionPhase, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, Slot,
-    TableName, Term, Version,
+    Holder, Incarnation, MotionPhase, NodeEntry, NodeId, NodeStatus, Result, ShardId, ShardMap,
+    Slot, TableName, Term, Version,
 };
 
 use crate::downing::{Posture, Why};
 use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
 use crate::record::{ClusterRecord, Rebalance, TableNote};
 use crate::status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};
+use crate::telemetry::Gauges;
 
 /// What one node knows of the cluster.
 #[derive(Clone, Debug)]
@@ -24,7 +26,7 @@ pub(crate) struct Observer {
     gating: Gating,
     registered: Option<Incarnation>,
     cluster: Option<Arc<ShardMap>>,
-    record: ClusterRecord,
+    record: Arc<ClusterRecord>,
     /// The tables that this node was started with; none until its map is seen.
     tables: BTreeMap<TableName, Option<Arc<ShardMap>>>,
     state: ClusterState,
@@ -34,6 +36,8 @@ pub(crate) struct Observer {
     posture: Posture,
     unreachable: Arc<[NodeId]>,
     went_down: Option<Why>,
+    /// Whether anybody hears which shards change: a version may change all of very many.
+    heard: bool,
 }
 
 impl Observer {
@@ -44,7 +48,7 @@ impl Observer {
             gating: Gating::None,
             registered: None,
             cluster: None,
-            record: ClusterRecord::default(),
+            record: Arc::default(),
             tables: tables.into_iter().map(|name| (name, None)).collect(),
             state: ClusterState::Initializing,
             had_nodes: false,
@@ -52,12 +56,50 @@ impl Observer {
             posture: Posture::Normal,
             unreachable: Arc::default(),
             went_down: None,
+            heard: true,
         }
+    }
+
+    /// Says whether anybody listens from now on.
+    pub(crate) fn set_heard(&mut self, heard: bool) {
+        self.heard = heard;
     }
 
     /// What `_cluster` says should not be forgotten.
     pub(crate) fn record(&self) -> &ClusterRecord {
         &self.record
+    }
+
+    /// What this annex of `_cluster` says; it is read only where it is not the one that is known.
+    pub(crate) fn read_record(&self, map: Option<&ShardMap>) -> Result<Arc<ClusterRecord>> {
+        let Some(map) = map else { return Ok(Arc::default()) };
+        match &self.cluster {
+            Some(known) if known.annex() == map.annex() => Ok(Arc::clone(&self.record)),
+            _ => Ok(Arc::new(ClusterRecord::read(map.annex())?)),
+        }
+    }
+
+    /// The newest map of a table.
+    pub(crate) fn map(&self, table: &TableName) -> Option<Arc<ShardMap>> {
+        self.tables.get(table)?.clone()
+    }
+
+    pub(crate) fn leader(&self) -> Option<&Leader> {
+        self.leader.as_ref()
+    }
+
+    /// Whom this node does not reach.
+    pub(crate) fn unreachable(&self) -> &[NodeId] {
+        &self.unreachable
+    }
+
+    /// Whether this node has gone down, as it was told once.
+    pub(crate) fn is_down(&self) -> bool {
+        self.went_down.is_some()
+    }
+
+    pub(crate) fn is_store_away(&self) -> bool {
+        self.store_away
     }
 
     pub(crate) fn on_role(&mut self, role: Role) {
@@ -159,12 +201,14 @@ impl Observer {
     pub(crate) fn on_cluster(
         &mut self,
         map: Option<Arc<ShardMap>>,
-        record: ClusterRecord,
+        record: Arc<ClusterRecord>,
     ) -> Vec<Event> {
         let cause = cause(&TableName::cluster(), map.as_deref());
         let mut kinds = Vec::new();
         members_diff(self.cluster.as_deref(), map.as_deref(), &record, &mut kinds);
-        record_diff(&self.record, &record, &mut kinds);
+        if !Arc::ptr_eq(&self.record, &record) {
+            record_diff(&self.record, &record, &mut kinds);
+        }
         self.cluster = map;
         self.record = record;
         let mut events: Vec<_> =
@@ -180,7 +224,7 @@ impl Observer {
         let Some(map) = map else { return Vec::new() };
         let cause = cause(name, Some(&map));
         let old = old.filter(|old| old.uid() == map.uid());
-        let mut events: Vec<_> = table_diff(name, old.as_deref(), &map)
+        let mut events: Vec<_> = table_diff(name, old.as_deref(), &map, self.heard)
             .into_iter()
             .map(|kind| Event::new(cause.clone(), kind))
             .collect();
@@ -241,23 +285,25 @@ impl Observer {
         if self.orphans(name, map) > 0 || !map.motions().is_empty() || unfinished() {
             return true;
         }
-        let named = |wanted: &NodeEntry| {
-            map.nodes()
-                .iter()
-                .flatten()
-                .any(|node| node.id == wanted.id && node.incarnation == wanted.incarnation)
-        };
-        let left_out = self.members().any(|node| node.status == NodeStatus::Active && !named(node));
-        let members: BTreeMap<&NodeId, &NodeEntry> =
-            cluster.nodes().iter().flatten().map(|node| (&node.id, node)).collect();
-        let misplaced = map.counts().into_iter().zip(map.nodes()).any(|(count, node)| {
-            let Some(node) = node else { return false };
-            let fits = members.get(&node.id).is_some_and(|member| {
-                member.incarnation == node.incarnation && member.status == NodeStatus::Active
-            });
-            count > 0 && !fits
+        let same = |a: &NodeEntry, b: &NodeEntry| a.id == b.id && a.incarnation == b.incarnation;
+        // Most nodes are in the same slot of both maps.
+        let named = Finder::new(map);
+        let left_out = cluster.nodes().iter().enumerate().any(|(at, member)| {
+            let Some(member) = member else { return false };
+            member.status == NodeStatus::Active
+                && !named.find(at, &member.id).is_some_and(|node| same(node, member))
         });
-        left_out || misplaced
+        let members = Finder::new(cluster);
+        let misplaced = || {
+            (0_u16..).zip(map.nodes()).any(|(at, node)| {
+                let Some(node) = node else { return false };
+                let fits = members.find(at.into(), &node.id).is_some_and(|member| {
+                    same(member, node) && member.status == NodeStatus::Active
+                });
+                !fits && map.count(Slot::new(at)) > 0
+            })
+        };
+        left_out || misplaced()
     }
 
     /// Whether a node owns a shard, or has still to stop one, in any table that this node knows.
@@ -265,10 +311,33 @@ impl Observer {
         self.tables.values().flatten().any(|map| {
             map.slot_of(node).is_some_and(|slot| {
                 let mut motions = map.motions().values().flatten();
-                map.raw_owners().contains(&slot.get())
-                    || motions.any(|motion| Slot::from(motion.other) == slot)
+                map.count(slot) > 0 || motions.any(|motion| Slot::from(motion.other) == slot)
             })
         })
+    }
+
+    /// What the gauges show of this node.
+    pub(crate) fn gauges(&self, me: &NodeId) -> Gauges {
+        let with = |wanted: NodeStatus| self.members().filter(|node| node.status == wanted).count();
+        let maps = || self.tables.values().flatten();
+        let mine = |map: &Arc<ShardMap>| map.slot_of(me).map_or(0, |slot| map.count(slot));
+        Gauges {
+            nodes: [NodeStatus::Active, NodeStatus::Draining, NodeStatus::Failed]
+                .map(|status| (status, with(status))),
+            mine: maps().map(mine).sum(),
+            orphans: self
+                .tables
+                .iter()
+                .filter_map(|(name, map)| Some(self.orphans(name, map.as_ref()?)))
+                .sum(),
+            parked: self.record.parked.values().map(BTreeMap::len).sum(),
+            stuck: self.record.stuck.values().map(BTreeSet::len).sum(),
+            unreachable: self.unreachable.len(),
+            leads: self.role == Role::Leader,
+            gating: self.gating,
+            term: self.leader.as_ref().map(|leader| leader.term),
+            rebalancing: self.state == ClusterState::MultiNode(Balance::Rebalancing),
+        }
     }
 
     /// How things stand.
@@ -343,8 +412,41 @@ fn cause(table: &TableName, map: Option<&ShardMap>) -> Cause {
     Cause::Version { table: table.clone(), version }
 }
 
-fn by_id(map: Option<&ShardMap>) -> BTreeMap<&NodeId, &NodeEntry> {
-    map.iter().flat_map(|map| map.nodes().iter().flatten()).map(|node| (&node.id, node)).collect()
+/// Finds nodes of a map by where they probably are, and else by their names.
+struct Finder<'a> {
+    nodes: &'a [Option<NodeEntry>],
+    by_id: LazyCell<ById<'a>, Box<dyn FnOnce() -> ById<'a> + 'a>>,
+}
+
+type ById<'a> = HashMap<&'a NodeId, &'a NodeEntry>;
+
+impl<'a> Finder<'a> {
+    fn new(map: &'a ShardMap) -> Self {
+        let nodes = map.nodes();
+        let by_id = move || nodes.iter().flatten().map(|node| (&node.id, node)).collect();
+        Self { nodes, by_id: LazyCell::new(Box::new(by_id)) }
+    }
+
+    fn find(&self, at: usize, id: &NodeId) -> Option<&'a NodeEntry> {
+        match self.nodes.get(at) {
+            Some(Some(node)) if node.id == *id => Some(node),
+            _ => self.by_id.get(id).copied(),
+        }
+    }
+}
+
+/// The entries of `map` that are not the same in the same slot of `other`, by name.
+fn others<'a>(
+    map: Option<&'a ShardMap>,
+    other: Option<&ShardMap>,
+) -> BTreeMap<&'a NodeId, &'a NodeEntry> {
+    let (nodes, others) = (map.map_or(&[][..], ShardMap::nodes), other.map(ShardMap::nodes));
+    let others = others.unwrap_or_default();
+    let differs = |(at, node): (usize, &'a Option<NodeEntry>)| {
+        let node = node.as_ref()?;
+        (others.get(at).and_then(Option::as_ref) != Some(node)).then_some((&node.id, node))
+    };
+    nodes.iter().enumerate().filter_map(differs).collect()
 }
 
 fn members_diff(
@@ -353,7 +455,8 @@ fn members_diff(
     record: &ClusterRecord,
     out: &mut Vec<EventKind>,
 ) {
-    let (old, new) = (by_id(old), by_id(new));
+    // A node that is the same in the same slot tells nothing; one whose slot changed is in both.
+    let (old, new) = (others(old, new), others(new, old));
     for (id, node) in &new {
         member_diff(old.get(id).copied(), node, record, out);
     }
@@ -464,10 +567,16 @@ fn parked_diff(old: &ClusterRecord, new: &ClusterRecord, out: &mut Vec<EventKind
     }
 }
 
-/// What one version of a table changed: which primaries, and why.
-fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<EventKind> {
+/// What one version of a table changed: which primaries, if anybody hears it, and why.
+fn table_diff(
+    name: &TableName,
+    old: Option<&ShardMap>,
+    new: &ShardMap,
+    heard: bool,
+) -> Vec<EventKind> {
     let (mut assigned, mut migrated, mut orphaned) = (Vec::new(), Vec::new(), Vec::new());
-    for shard in new.header().shards.shards() {
+    let shards = if heard { changed(old, new) } else { Vec::new() };
+    for shard in shards {
         let before = old.and_then(|map| map.owner(shard)).map(|node| &node.id);
         let after = new.owner(shard).map(|node| &node.id);
         match (before, after) {
@@ -479,7 +588,7 @@ fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<E
             _ => {}
         }
     }
-    let moving = old.map_or_else(Vec::new, |old| begun(old, new));
+    let moving = old.filter(|_| heard).map_or_else(Vec::new, |old| begun(old, new));
     let table = || name.clone();
     let rebalance = TableNote::read(new.annex()).rebalance;
     let before = old.and_then(|old| TableNote::read(old.annex()).rebalance);
@@ -507,6 +616,39 @@ fn table_diff(name: &TableName, old: Option<&ShardMap>, new: &ShardMap) -> Vec<E
         kinds.push(EventKind::RebalancingCompleted { table: table(), moved: run.moved });
     }
     kinds
+}
+
+/// The shards whose owners may differ. Most versions change few of very many, so that what is the same is
+/// compared many at a time.
+fn changed(old: Option<&ShardMap>, new: &ShardMap) -> Vec<ShardId> {
+    /// So many shards are looked at together.
+    const BLOCK: usize = 256;
+    let Some(old) = old.filter(|old| old.header() == new.header()) else {
+        return new.header().shards.shards().collect();
+    };
+    let reused = old.nodes().iter().zip(new.nodes());
+    let reused: Vec<bool> = reused
+        .map(|pair| matches!(pair, (Some(before), Some(after)) if before.id != after.id))
+        .collect();
+    let any_reused = reused.contains(&true);
+    let reused = |slot: &u16| reused.get(usize::from(*slot)).copied().unwrap_or(false);
+    let replicas = usize::from(new.header().replicas.get());
+    let mut shards = Vec::new();
+    let size = BLOCK * replicas;
+    let pairs = old.raw_owners().chunks(size).zip(new.raw_owners().chunks(size));
+    for (block, (before, after)) in pairs.enumerate() {
+        if before == after && !any_reused {
+            continue;
+        }
+        let rows = before.chunks_exact(replicas).zip(after.chunks_exact(replicas));
+        for (row, (before, after)) in rows.enumerate() {
+            if before != after || (any_reused && after.iter().any(reused)) {
+                let shard = u32::try_from(block * BLOCK + row).unwrap_or(u32::MAX);
+                shards.push(ShardId::new(shard));
+            }
+        }
+    }
+    shards
 }
 
 /// The primaries whose move began with this version.
@@ -593,7 +735,7 @@ mod tests {
         let mut observer = Observer::new([name()]);
         let (holder, term) = leader("n1", 1);
         observer.on_leader(Some((&holder, term)));
-        observer.on_cluster(Some(Arc::clone(&cluster)), ClusterRecord::default());
+        observer.on_cluster(Some(Arc::clone(&cluster)), Arc::default());
         observer.on_table(&name(), Some(Arc::clone(&table)));
         assert_eq!(observer.status().state, ClusterState::MultiNode(Balance::Stable));
         (observer, cluster, table)
@@ -614,7 +756,8 @@ mod tests {
         record.paused = true;
         let failure = Failure::over(run(1), "test");
         record.note(&id("n2"), |note| note.failed = Some(failure));
-        let events = observer.on_cluster(Some(Arc::clone(&cluster)), record.clone());
+        let record = Arc::new(record);
+        let events = observer.on_cluster(Some(Arc::clone(&cluster)), Arc::clone(&record));
         let why = "test".to_owned();
         for kind in [
             EventKind::NodeReplaced { node: id("n1"), incarnation: run(2) },

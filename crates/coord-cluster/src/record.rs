@@ -107,7 +107,7 @@ pub(crate) struct Suspicion {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeNote {
     /// An operator drains it. Outlives its restarts.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) drain: bool,
     /// This run of it is leaving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -137,7 +137,9 @@ impl NodeNote {
 pub(crate) struct Failure {
     /// Which run of it.
     pub(crate) incarnation: Incarnation,
-    /// Why, for people.
+    /// Why, for people. The usual reason is left out: half of a cluster of thousands may fail at once, and
+    /// the annex is bounded.
+    #[serde(default = "ran_out", skip_serializing_if = "is_ran_out")]
     pub(crate) why: String,
     /// The TTL of the evicted record, where it was declared failed and may run on for that long: its
     /// shards stay where they are until this has passed on the leader's own clock.
@@ -158,6 +160,24 @@ impl Failure {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+/// Why most nodes fail.
+const RAN_OUT: &str = "its registration ran out";
+
+impl Failure {
+    /// This run's registration ran out.
+    pub(crate) fn ran_out(incarnation: Incarnation) -> Self {
+        Self::over(incarnation, RAN_OUT)
+    }
+}
+
+fn ran_out() -> String {
+    RAN_OUT.to_owned()
+}
+
+fn is_ran_out(why: &str) -> bool {
+    why == RAN_OUT
 }
 
 impl Default for ClusterRecord {
@@ -197,6 +217,13 @@ impl ClusterRecord {
     pub(crate) fn downed(&self, node: &NodeId, run: Incarnation) -> bool {
         let failed = self.nodes.get(node).and_then(|note| note.failed.as_ref());
         failed.is_some_and(|failed| failed.downed && failed.incarnation == run)
+    }
+
+    /// As [`note`](Self::note), where there is one.
+    pub(crate) fn renote(&mut self, node: &NodeId, change: impl FnOnce(&mut NodeNote)) {
+        if self.nodes.contains_key(node) {
+            self.note(node, change);
+        }
     }
 
     /// Changes the note of a node, and drops it when nothing is left to remember.
@@ -274,7 +301,7 @@ pub(crate) fn write<T: Serialize>(operation: &'static str, value: &T) -> Result<
 mod tests {
     use super::*;
 
-    const GOLDEN: &str = r#"{"format":2,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000},"former":{"00000000000000000000000000000003":90000},"suspended":"00000000000000000000000000000004"},"n5":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000005","why":"downed","downed":true}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3","stuck":{"orders":[7]}}"#;
+    const GOLDEN: &str = r#"{"format":2,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000},"former":{"00000000000000000000000000000003":90000},"suspended":"00000000000000000000000000000004"},"n5":{"failed":{"incarnation":"00000000000000000000000000000005","why":"downed","downed":true}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3","stuck":{"orders":[7]}}"#;
     /// As the first format had it.
     const FIRST: &str = r#"{"format":1,"nodes":{"n1":{"drain":true,"leaving":"00000000000000000000000000000001"},"n2":{"drain":false,"failed":{"incarnation":"00000000000000000000000000000002","why":"operator","runs_on":90000}}},"paused":true,"pins":{"orders":{"7":"n1"}},"failures":{"orders":"no room"},"heir":"n3"}"#;
 
@@ -355,6 +382,19 @@ mod tests {
         // Without them, those of the version before can read it.
         record.parked.clear();
         assert!(record.write().expect("writes").starts_with(br#"{"format":2,"#));
+    }
+
+    #[test]
+    fn half_of_ten_thousand_nodes_may_fail_at_once() {
+        let mut record = ClusterRecord::default();
+        for at in 0..5_000_u32 {
+            let failure = Failure::ran_out(Incarnation::from_u128(u128::MAX - u128::from(at)));
+            let node = node(&format!("orders-7c9f6d8b5d-{at:05}"));
+            record.note(&node, |note| note.failed = Some(failure));
+        }
+        let bytes = record.write().expect("writes");
+        assert!(bytes.len() <= coord_core::ANNEX_BYTES_MAX, "{} bytes", bytes.len());
+        assert_eq!(ClusterRecord::read(&bytes).expect("reads"), record);
     }
 
     #[test]

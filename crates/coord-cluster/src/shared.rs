@@ -75,9 +75,10 @@ pub(crate) struct Shared {
     pub(crate) looks: watch::Sender<u64>,
     /// This node's term, while it leads.
     pub(crate) tenure: watch::Sender<Option<Tenure>>,
-    pub(crate) status: watch::Sender<Arc<Status>>,
+    /// Told of each change of what this node knows.
+    news: watch::Sender<()>,
     events: broadcast::Sender<Arc<Event>>,
-    observer: Mutex<Observer>,
+    observer: Mutex<Known>,
     store: Mutex<StoreHealth>,
     /// When the versions of each table were seen here.
     seen: Mutex<BTreeMap<TableName, Seen>>,
@@ -95,6 +96,14 @@ pub(crate) struct Told {
     pub(crate) report: LoadReport,
     /// All of them together.
     pub(crate) sum: Load,
+}
+
+/// What this node knows, and how things stand by that, which is found when somebody asks: it names all
+/// members, and most changes interest nobody.
+#[derive(Debug)]
+struct Known {
+    observer: Observer,
+    status: Option<Arc<Status>>,
 }
 
 /// When the store last answered this process.
@@ -136,9 +145,9 @@ impl Shared {
             ticked: watch::Sender::new(clock.now()),
             looks: watch::Sender::default(),
             tenure: watch::Sender::new(None),
-            status: watch::Sender::new(Arc::new(observer.status())),
+            news: watch::Sender::default(),
             events,
-            observer: Mutex::new(observer),
+            observer: Mutex::new(Known { observer, status: None }),
             seen: Mutex::default(),
             store: Mutex::new(StoreHealth { answered: clock.now() }),
             stop: CancellationToken::new(),
@@ -162,13 +171,14 @@ impl Shared {
 
     /// Takes something in, and tells what follows from it. Never waits.
     pub(crate) fn observe(&self, take: impl FnOnce(&mut Observer) -> Vec<Event>) {
-        let mut observer = lock(&self.observer);
-        let events = take(&mut observer);
-        let status = observer.status();
-        telemetry::status(&self.node, &status);
         let leads = self.tenure.borrow().is_some();
+        let mut known = lock(&self.observer);
+        known.observer.set_heard(leads || self.events.receiver_count() > 0);
+        let events = take(&mut known.observer);
+        known.status = None;
+        telemetry::gauges(&known.observer.gauges(&self.node));
         // Sent under the lock, so that everybody hears of things in the order in which they happened.
-        self.status.send_replace(Arc::new(status));
+        self.news.send_replace(());
         for event in events {
             telemetry::event(&event.kind);
             // Of what all nodes see, the leader's log is enough.
@@ -182,7 +192,19 @@ impl Shared {
 
     /// Looks at what this node knows.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Observer) -> T) -> T {
-        look(&lock(&self.observer))
+        look(&lock(&self.observer).observer)
+    }
+
+    /// How things stand.
+    pub(crate) fn status(&self) -> Arc<Status> {
+        let mut known = lock(&self.observer);
+        let Known { observer, status } = &mut *known;
+        Arc::clone(status.get_or_insert_with(|| Arc::new(observer.status())))
+    }
+
+    /// Told of each change of what this node knows.
+    pub(crate) fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
     }
 
     /// A version of a table was seen.
@@ -215,7 +237,7 @@ impl Shared {
     /// The store answered.
     pub(crate) fn store_answered(&self) {
         lock(&self.store).answered = self.clock.now();
-        if self.status.borrow().store_away {
+        if self.look(Observer::is_store_away) {
             self.observe(|observer| observer.on_store(false));
         }
     }
@@ -223,7 +245,7 @@ impl Shared {
     /// The store did not answer. It is away once no call has succeeded for a third of the node TTL.
     pub(crate) fn store_failed(&self) {
         let silent = self.clock.now().since(lock(&self.store).answered);
-        if silent >= self.settings.node_ttl / 3 && !self.status.borrow().store_away {
+        if silent >= self.settings.node_ttl / 3 && !self.look(Observer::is_store_away) {
             self.observe(|observer| observer.on_store(true));
         }
     }
@@ -259,7 +281,7 @@ impl Shared {
 
     /// This node goes down: told once, and then it ends in order.
     pub(crate) fn go_down(&self, why: Why) {
-        if !self.stop.is_cancelled() && self.status.borrow().went_down.is_none() {
+        if !self.stop.is_cancelled() && !self.look(Observer::is_down) {
             self.observe(|observer| observer.on_down(why));
         }
         self.end(Ending::Orderly);

@@ -5,32 +5,41 @@ use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
 use crate::singleton::State;
-use crate::status::{ClusterState, Gating, Role, Status};
+use crate::status::Gating;
+
+/// What the gauges show of one node.
+#[derive(Debug)]
+pub(crate) struct Gauges {
+    pub(crate) nodes: [(NodeStatus, usize); 3],
+    /// Places that this node fills.
+    pub(crate) mine: u32,
+    pub(crate) orphans: usize,
+    pub(crate) parked: usize,
+    pub(crate) stuck: usize,
+    pub(crate) unreachable: usize,
+    pub(crate) gating: Gating,
+    pub(crate) leads: bool,
+    pub(crate) term: Option<Term>,
+    pub(crate) rebalancing: bool,
+}
 
 /// Sets the gauges to what this node sees.
-pub(crate) fn status(me: &NodeId, status: &Status) {
-    for kind in [NodeStatus::Active, NodeStatus::Draining, NodeStatus::Failed] {
-        gauge!("cluster_nodes_count", "status" => kind.as_str()).set(float(status.count(kind)));
+pub(crate) fn gauges(gauges: &Gauges) {
+    for (status, count) in gauges.nodes {
+        gauge!("cluster_nodes_count", "status" => status.as_str()).set(float(count));
     }
-    let mine = status.member(me).map_or(0, |member| member.shards);
-    let orphans: u32 = status.tables.iter().map(|table| table.orphans).sum();
-    let stuck = status.stuck.values().map(Vec::len).sum();
-    gauge!("cluster_handoff_stuck").set(float(stuck));
-    let parked = status.parked.values().map(Vec::len).sum();
-    gauge!("cluster_shards_parked").set(float(parked));
-    gauge!("cluster_shards_assigned").set(f64::from(mine));
-    gauge!("cluster_shards_orphaned").set(f64::from(orphans));
+    gauge!("cluster_handoff_stuck").set(float(gauges.stuck));
+    gauge!("cluster_shards_parked").set(float(gauges.parked));
+    gauge!("cluster_shards_assigned").set(f64::from(gauges.mine));
+    gauge!("cluster_shards_orphaned").set(float(gauges.orphans));
     for state in [Gating::None, Gating::Acquiring, Gating::Held] {
-        let is_so = if status.gating == state { 1.0 } else { 0.0 };
+        let is_so = if gauges.gating == state { 1.0 } else { 0.0 };
         gauge!("cluster_coordinator_gate", "state" => state.as_str()).set(is_so);
     }
-    let leads = status.role == Role::Leader;
-    gauge!("cluster_leader_is_leader").set(if leads { 1.0 } else { 0.0 });
-    let term = status.leader.as_ref().map_or(0, |leader| leader.term.get());
-    gauge!("cluster_leader_term").set(wide(term));
-    let rebalancing = ClusterState::MultiNode(crate::status::Balance::Rebalancing);
-    gauge!("cluster_nodes_unreachable").set(float(status.unreachable.len()));
-    gauge!("cluster_rebalancing_active").set(if status.state == rebalancing { 1.0 } else { 0.0 });
+    gauge!("cluster_leader_is_leader").set(if gauges.leads { 1.0 } else { 0.0 });
+    gauge!("cluster_leader_term").set(wide(gauges.term.map_or(0, Term::get)));
+    gauge!("cluster_rebalancing_active").set(if gauges.rebalancing { 1.0 } else { 0.0 });
+    gauge!("cluster_nodes_unreachable").set(float(gauges.unreachable));
 }
 
 /// Counts what an event tells.

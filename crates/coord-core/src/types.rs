@@ -7,6 +7,7 @@ mod node;
 mod revision;
 mod shard;
 mod shard_load;
+mod shared;
 mod table;
 mod term;
 mod ttl;

@@ -31,6 +31,7 @@ pub mod invariants;
 pub mod ledger;
 pub mod plants;
 pub mod process;
+pub mod scale;
 pub mod tables;
 pub mod time;
 pub mod wire;

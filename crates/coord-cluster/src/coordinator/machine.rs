@@ -42,6 +42,10 @@ const ANSWER_TRIES_MAX: u8 = 4;
 const MOTIONS_SHARE: u32 = 10;
 /// The most stuck shards of a table that are named.
 const STUCK_MAX: usize = 256;
+/// Below this many members everybody is told of each change at once.
+const GATHER_MEMBERS_MIN: usize = 100;
+/// How many watchers a second are told of the members in larger clusters.
+const TOLD_PER_SECOND: u32 = 20_000;
 /// The first pause after a failure; it doubles.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 
@@ -78,6 +82,10 @@ pub(crate) struct Rules {
     pub(crate) motions_max: Option<u32>,
     pub(crate) newer_leads_after: Option<Duration>,
     pub(crate) judging: Judging,
+    /// From this many members on, changes of the members are gathered: everybody hears of each.
+    pub(crate) gather_from: usize,
+    /// How many watchers a second are told of the members then.
+    pub(crate) told_per_second: u32,
 }
 
 impl Rules {
@@ -96,7 +104,17 @@ impl Rules {
             motions_max: settings.motions_max,
             newer_leads_after: settings.newer_leads_after,
             judging,
+            gather_from: GATHER_MEMBERS_MIN,
+            told_per_second: TOLD_PER_SECOND,
         }
+    }
+
+    /// How long after a version of `_cluster` the next one comes at the earliest, for the sake of those who
+    /// watch it: half a second with 10,000 of them.
+    fn gather(&self, cluster: &ShardMap) -> Option<Duration> {
+        let members = cluster.nodes().iter().flatten().count();
+        let many = u32::try_from(members).ok().filter(|_| members >= self.gather_from)?;
+        Some(Duration::from_secs(1) * many / self.told_per_second)
     }
 }
 
@@ -242,6 +260,8 @@ pub(crate) struct Machine {
     /// How often the answer in progress was sent before.
     answer_tries: u8,
     doing: Option<Step>,
+    /// Until when the roster stays as `_cluster` shows it.
+    gathers_until: Option<Moment>,
     /// Not before this moment, after the store failed.
     pause_until: Option<Moment>,
     failures: u32,
@@ -365,6 +385,7 @@ impl Machine {
             answers: VecDeque::new(),
             answer_tries: 0,
             doing: None,
+            gathers_until: None,
             pause_until: None,
             failures: 0,
             open: true,
@@ -1062,9 +1083,8 @@ impl Machine {
     /// Begins to write a verdict, as the command to declare the node failed would.
     fn begin_verdict(&mut self, now: Moment) -> bool {
         while let Some((node, Verdict { incarnation, why })) = self.verdicts.pop_first() {
-            let stays = |seat: &Seat| {
-                seat.entry.incarnation == incarnation && seat.entry.status.may_host()
-            };
+            let stays =
+                |seat: &Seat| seat.entry.incarnation == incarnation && seat.entry.status.may_host();
             if !self.roster.seat(&node).is_some_and(stays) {
                 continue;
             }
@@ -1361,6 +1381,7 @@ impl Machine {
         let Step::Publish(name, _, map) = step else { return };
         let version = map.version();
         let Some(table) = self.tables.get_mut(&name) else {
+            self.gathers_until = self.rules.gather(&map).map(|pause| now.plus(pause));
             self.cluster = Some(map);
             if ordered {
                 self.write_done(Some((name, version, 0)));
@@ -1427,7 +1448,7 @@ impl Machine {
                     let fall = poisoning::fall(rules, &self.view, &node, incarnation, from);
                     self.on_crash(fall, now);
                 }
-                let failure = Failure::over(incarnation, "its registration ran out");
+                let failure = Failure::ran_out(incarnation);
                 self.record.note(&node, |note| note.failed = Some(failure));
             }
         }

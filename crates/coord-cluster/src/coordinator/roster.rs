@@ -64,6 +64,8 @@ pub(crate) struct Timers {
     failed_since: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Which runs vanished lately, and when.
     vanished: BTreeMap<(NodeId, Incarnation), Moment>,
+    /// How many members there are to compare them with, once that was asked for.
+    members: Option<usize>,
     /// Which nodes failed lately.
     flaps: BTreeMap<NodeId, Flap>,
 }
@@ -121,6 +123,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
         crashed: Vec::new(),
         wake: None,
     };
+    timers.begin(sources, now);
     let known: BTreeMap<&NodeId, &NodeEntry> =
         sources.cluster.nodes().iter().flatten().map(|entry| (&entry.id, entry)).collect();
     for record in sources.view.present() {
@@ -182,7 +185,7 @@ impl Taken {
         now: Moment,
     ) {
         let info = &seen.info;
-        self.record.note(&info.id, |note| {
+        self.record.renote(&info.id, |note| {
             // What was said of an older run says nothing of this one; but that one may run on.
             let failed = note.failed.take_if(|failed| failed.incarnation != info.incarnation);
             if let Some(Failure { incarnation, runs_on: Some(ttl), .. }) = failed {
@@ -268,7 +271,7 @@ impl Taken {
             if let Some(from) = counts_from {
                 self.crashed.push((known.id.clone(), known.incarnation, from));
             }
-            let failure = Failure::over(known.incarnation, "its registration ran out");
+            let failure = Failure::ran_out(known.incarnation);
             self.record.note(&known.id, |note| note.failed = Some(failure));
             entry.status = NodeStatus::Failed;
             self.keep_failed(sources, entry, capacity, timers, now);
@@ -392,6 +395,13 @@ fn until(
 }
 
 impl Timers {
+    /// The roster is about to be taken anew.
+    fn begin(&mut self, sources: &Sources<'_>, now: Moment) {
+        let ttl = sources.rules.node_ttl;
+        self.vanished.retain(|_, at| at.plus(ttl) > now);
+        self.members = None;
+    }
+
     /// Until when a run that was downed is left to go by itself, which is faster for all than an eviction:
     /// who deregisters hosts nothing any more, and who died expires within one TTL. One that is still
     /// registered after that does not obey, and is evicted.
@@ -411,14 +421,16 @@ impl Timers {
     /// Whether this run must not be given up, because too many have vanished lately: a store or a
     /// network that fails looks the same.
     fn brake(&mut self, sources: &Sources<'_>, run: &NodeEntry, now: Moment) -> bool {
-        let ttl = sources.rules.node_ttl;
-        self.vanished.retain(|_, at| at.plus(ttl) > now);
         let key = (run.id.clone(), run.incarnation);
-        let others = self.vanished.keys().filter(|other| **other != key).count();
-        let listed = sources.cluster.nodes().iter().flatten();
-        let gone =
-            |entry: &NodeEntry| self.vanished.contains_key(&(entry.id.clone(), entry.incarnation));
-        let members = listed.filter(|entry| entry.status.may_host() || gone(entry)).count();
+        let others = self.vanished.len() - usize::from(self.vanished.contains_key(&key));
+        // All that vanish now are among them, since they are members.
+        let members = *self.members.get_or_insert_with(|| {
+            let listed = sources.cluster.nodes().iter().flatten();
+            let gone = |entry: &NodeEntry| {
+                self.vanished.contains_key(&(entry.id.clone(), entry.incarnation))
+            };
+            listed.filter(|entry| entry.status.may_host() || gone(entry)).count()
+        });
         #[expect(clippy::cast_precision_loss, reason = "both are far below 2^52")]
         let too_many = (others + 1) as f64 > sources.rules.brake * members as f64;
         if members >= BRAKE_MEMBERS_MIN && too_many {

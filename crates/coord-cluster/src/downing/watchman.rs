@@ -19,6 +19,7 @@ use crate::coordinator::Verdict;
 use crate::detector::{FailureDetector, Probe};
 use crate::events::{Cause, Event, EventKind};
 use crate::membership;
+use crate::observer::Observer;
 use crate::record::ClusterRecord;
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -96,9 +97,9 @@ struct Watch {
 impl Watch {
     async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let (mut status, mut nodes) = (shared.status.subscribe(), shared.view.subscribe());
+        let (mut news, mut nodes) = (shared.news(), shared.view.subscribe());
         loop {
-            status.borrow_and_update();
+            news.borrow_and_update();
             let seen = Arc::clone(&nodes.borrow_and_update());
             let now = shared.clock.now();
             if seen.is_ready() {
@@ -116,7 +117,7 @@ impl Watch {
                     self.lease = None;
                     self.downing.on_lease_gone();
                 }
-                Ok(()) = status.changed() => {}
+                Ok(()) = news.changed() => {}
                 Ok(()) = nodes.changed() => {}
                 () = shared.sleep_until(wake) => {}
             }
@@ -144,7 +145,7 @@ impl Watch {
         });
         let Some(scene) = scene else { return };
         self.scene = scene;
-        let away = shared.status.borrow().store_away;
+        let away = shared.look(Observer::is_store_away);
         self.peers.follow(&self.scene.peers, now);
         self.peers.hear(nodes, away || !shared.judging.from_heartbeat, now);
         let row = self.peers.unreachable(now);
@@ -176,7 +177,7 @@ impl Watch {
     /// Tells what is new.
     fn tell(&mut self) {
         let posture = self.downing.posture();
-        let told = self.shared.status.borrow().unreachable.iter().eq(&self.row);
+        let told = self.shared.look(|observer| observer.unreachable().iter().eq(&self.row));
         if posture != self.posture || !told {
             self.posture = posture;
             let row = self.row.iter().cloned().collect();

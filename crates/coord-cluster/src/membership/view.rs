@@ -3,7 +3,7 @@
 //! Silence is not absence. While the store is away nothing here changes, and what is missing when it is
 //! back counts as absent only after one more TTL.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use coord_core::{
@@ -15,6 +15,9 @@ use coord_core::{
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 /// The most absent nodes that are remembered.
 const ABSENT_MAX: usize = 65_536;
+/// How often, and after how many departures at the latest, absent nodes are looked through.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+const FORGET_DEPARTURES: u32 = 1_024;
 /// The most former runs of one node that are remembered although their time is up.
 const FORMER_MAX: usize = 16;
 
@@ -104,6 +107,11 @@ pub(crate) struct View {
     heard: BTreeMap<NodeId, Moment>,
     /// Runs that others followed, and until when they may host.
     former: BTreeMap<NodeId, BTreeMap<Incarnation, Moment>>,
+    /// Whether plain heartbeats came.
+    beats: bool,
+    /// When absent nodes were looked through last, and how many departed since.
+    forgot: Option<Moment>,
+    departures: u32,
 }
 
 impl View {
@@ -235,16 +243,18 @@ impl View {
         }
     }
 
-    /// Takes in an event; true if it changed anything.
+    /// Takes in an event; true if it changed anything but the revision of a record: a plain heartbeat says
+    /// only that the node lives, and a cluster of thousands has hundreds of them a second.
     pub(crate) fn on_event(&mut self, event: NodeEvent, judging: Judging, now: Moment) -> bool {
         match event {
             NodeEvent::Snapshot(records) => {
                 self.began.get_or_insert(now);
-                let mut missing: Vec<(NodeId, Incarnation)> = self
+                let there: HashSet<&NodeId> = records.iter().map(|r| &r.info.id).collect();
+                let missing: Vec<(NodeId, Incarnation)> = self
                     .present()
+                    .filter(|record| !there.contains(&record.info.id))
                     .map(|record| (record.info.id.clone(), record.info.incarnation))
                     .collect();
-                missing.retain(|(id, _)| records.iter().all(|record| record.info.id != *id));
                 for record in records {
                     self.put(record, now);
                 }
@@ -269,8 +279,20 @@ impl View {
         self.heard.insert(id.clone(), now);
         self.grace.remove(&id);
         self.follow(&record, now);
-        let presence = Presence::Present(record);
-        self.nodes.insert(id, presence.clone()).as_ref() != Some(&presence)
+        let says_more = match self.nodes.get(&id) {
+            Some(Presence::Present(old)) => {
+                (&old.info, old.ttl, old.judged) != (&record.info, record.ttl, record.judged)
+            }
+            _ => true,
+        };
+        self.nodes.insert(id, Presence::Present(record));
+        self.beats |= !says_more;
+        says_more
+    }
+
+    /// Whether plain heartbeats came since this was asked last.
+    pub(crate) fn take_beats(&mut self) -> bool {
+        std::mem::take(&mut self.beats)
     }
 
     /// A run follows those that were there before it.
@@ -322,7 +344,12 @@ impl View {
             Absence::Expired => now.max(wait_from).max(grace),
         };
         self.nodes.insert(node.clone(), Presence::Absent { record, how, counts_from });
-        self.forget(now);
+        self.departures += 1;
+        let due = self.forgot.is_none_or(|last| now.since(last) >= FORGET_EVERY);
+        if due || self.departures >= FORGET_DEPARTURES {
+            self.forget(now);
+            (self.forgot, self.departures) = (Some(now), 0);
+        }
         true
     }
 
@@ -421,6 +448,19 @@ mod tests {
     fn beat(name: &str, n: u64) -> NodeRecord {
         let NodeRecord { info, ttl, .. } = record(name, 1);
         NodeRecord::new(info, ttl, Revision::from_u64(n))
+    }
+
+    #[test]
+    fn a_plain_heartbeat_changes_nothing_that_is_to_be_told() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![beat("a", 1)]), JUDGED, at(0));
+        assert!(!view.on_event(NodeEvent::Updated(beat("a", 2)), JUDGED, at(1)));
+        assert!(view.take_beats() && !view.take_beats());
+        let last = view.present().next().map(|record| record.revision.clone());
+        assert_eq!(last, Some(Revision::from_u64(2)), "it is known all the same");
+        let mut drains = beat("a", 3);
+        drains.info.declared = coord_core::Declared::Draining;
+        assert!(view.on_event(NodeEvent::Updated(drains), JUDGED, at(2)));
     }
 
     #[test]

@@ -303,10 +303,18 @@ impl Hosting {
         let mut wanted = BTreeMap::new();
         if let Some((me, map)) = self.slot().filter(|_| self.hosts) {
             let replicas = usize::from(map.header().replicas.get());
-            let rows = map.raw_owners().chunks_exact(replicas);
-            for (shard, row) in (0..).map(ShardId::new).zip(rows) {
+            // This node has few of very many places, so that what is not its own is only passed over.
+            let places = map.raw_owners().iter().enumerate();
+            let owned = places.filter(|(_, slot)| **slot == me.get());
+            let shard = |at: usize| ShardId::new(u32::try_from(at / replicas).unwrap_or(u32::MAX));
+            let owned = owned.map(|(at, _)| (shard(at), Some(at % replicas)));
+            let to_me = |motions: &[Motion]| motions.iter().any(|m| Slot::from(m.other) == me);
+            let moving = map.motions().iter().filter(|(_, motions)| to_me(motions));
+            let coming = moving
+                .filter(|(shard, _)| map.owner_slots(**shard).all(|slot| slot != me))
+                .map(|(shard, _)| (*shard, None));
+            for (shard, place) in owned.chain(coming) {
                 let motions = map.motions().get(&shard).map_or(&[][..], Vec::as_slice);
-                let place = row.iter().position(|slot| *slot == me.get());
                 if is_mine(self.handoff, me, place, motions) {
                     wanted.insert(shard, map.epoch(shard));
                 }

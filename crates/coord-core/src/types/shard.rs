@@ -1,8 +1,9 @@
 //! Shards and tables: the fixed parts of a key space, and who owns each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::id::{Incarnation, TableUid};
 use super::name::NodeId;
 use super::node::{Address, Label};
+use super::shared::CopyOnWrite;
 use super::term::Fence;
 use crate::error::{Error, Result};
 
@@ -459,21 +461,41 @@ pub enum MotionPhase {
 
 /// Who owns which shard of one table, at one version.
 ///
-/// A map is immutable; [`edit`](Self::edit) makes the next version. Looking up an owner is one array
-/// access.
+/// A map is immutable; [`edit`](Self::edit) makes the next version, which shares with this one what does
+/// not change. Looking up an owner is one array access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
     pub(crate) header: TableHeader,
     pub(crate) uid: TableUid,
     pub(crate) version: Version,
     pub(crate) writer: Option<Fence>,
-    pub(crate) nodes: Vec<Option<NodeEntry>>,
+    pub(crate) nodes: CopyOnWrite<Vec<Option<NodeEntry>>>,
     /// `shards × replicas` slots, the owners of shard s at `s × replicas`.
-    pub(crate) owners: Vec<u16>,
-    pub(crate) epochs: Vec<u64>,
-    pub(crate) motions: BTreeMap<ShardId, Vec<Motion>>,
+    pub(crate) owners: CopyOnWrite<Vec<u16>>,
+    pub(crate) epochs: CopyOnWrite<Vec<u64>>,
+    pub(crate) motions: CopyOnWrite<BTreeMap<ShardId, Vec<Motion>>>,
     pub(crate) annex: Bytes,
+    pub(crate) tally: Tally,
 }
+
+/// What is counted of a map when it is first asked for. A clone counts anew, for it may become another map,
+/// and it says nothing about the map that the map does not say.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(OnceLock<(Vec<u32>, usize)>);
+
+impl Clone for Tally {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Tally {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Tally {}
 
 impl ShardMap {
     /// The map of a table that was just created: version 0, nobody owns anything.
@@ -486,11 +508,12 @@ impl ShardMap {
             uid,
             version: Version::ZERO,
             writer: None,
-            nodes: Vec::new(),
-            owners: vec![u16::MAX; places],
-            epochs: vec![0; shards],
-            motions: BTreeMap::new(),
+            nodes: CopyOnWrite::default(),
+            owners: vec![u16::MAX; places].into(),
+            epochs: vec![0; shards].into(),
+            motions: CopyOnWrite::default(),
             annex: Bytes::new(),
+            tally: Tally::default(),
         }
     }
 
@@ -590,41 +613,71 @@ impl ShardMap {
         })
     }
 
-    /// How many places each slot fills; the index is the slot.
+    /// How many places each slot fills; the index is the slot. Counted once for each map.
     #[must_use]
     pub fn counts(&self) -> Vec<u32> {
-        let mut counts = vec![0; self.nodes.len()];
-        for &slot in &self.owners {
-            if let Some(count) = counts.get_mut(usize::from(slot)) {
-                *count += 1;
-            }
-        }
-        counts
+        self.tally().0.clone()
+    }
+
+    /// How many places this slot fills.
+    #[must_use]
+    pub fn count(&self, slot: Slot) -> u32 {
+        let count = slot.index().and_then(|index| self.tally().0.get(index));
+        count.copied().unwrap_or_default()
     }
 
     /// How many shards have no primary.
     #[must_use]
     pub fn orphans(&self) -> usize {
-        let replicas = usize::from(self.header.replicas.get());
-        self.owners.iter().step_by(replicas).filter(|&&slot| slot == u16::MAX).count()
+        self.tally().1
+    }
+
+    fn tally(&self) -> &(Vec<u32>, usize) {
+        self.tally.0.get_or_init(|| {
+            let mut counts = vec![0; self.nodes.len()];
+            for &slot in &self.owners {
+                if let Some(count) = counts.get_mut(usize::from(slot)) {
+                    *count += 1;
+                }
+            }
+            let replicas = usize::from(self.header.replicas.get());
+            let primaries = self.owners.iter().step_by(replicas);
+            (counts, primaries.filter(|&&slot| slot == u16::MAX).count())
+        })
+    }
+
+    /// Which slots a shard names, as an owner or in a motion.
+    fn named(&self) -> Vec<bool> {
+        let mut named = vec![false; self.nodes.len()];
+        let motions = self.motions.values().flatten().map(|motion| motion.other.0);
+        for slot in self.owners.iter().copied().chain(motions) {
+            if let Some(named) = named.get_mut(usize::from(slot)) {
+                *named = true;
+            }
+        }
+        named
     }
 
     /// Gives this map's version, as the new epoch, to every shard whose owners are not those of `base`.
     /// An owner is a node and its incarnation: a slot that now names another run counts as changed.
     pub(crate) fn raise_epochs(&mut self, base: &Self) {
-        let who = |map: &Self, slot: u16| {
-            map.node(Slot(slot)).map(|node| (node.id.clone(), node.incarnation))
-        };
+        fn who(map: &ShardMap, slot: u16) -> Option<(&NodeId, Incarnation)> {
+            map.node(Slot(slot)).map(|node| (&node.id, node.incarnation))
+        }
         let slots = base.nodes.len().max(self.nodes.len());
         let renamed: Vec<bool> = (0..u16::try_from(slots).unwrap_or(u16::MAX))
             .map(|slot| who(base, slot) != who(self, slot))
             .collect();
+        if self.owners == base.owners && !renamed.contains(&true) {
+            return;
+        }
         let is_renamed = |slot: &u16| renamed.get(usize::from(*slot)).copied().unwrap_or(false);
         let replicas = usize::from(self.header.replicas.get());
+        let version = self.version.get();
         let pairs = base.owners.chunks_exact(replicas).zip(self.owners.chunks_exact(replicas));
-        for ((old, new), epoch) in pairs.zip(&mut self.epochs) {
+        for ((old, new), epoch) in pairs.zip(self.epochs.iter_mut()) {
             if old != new || new.iter().any(is_renamed) {
-                *epoch = self.version.get();
+                *epoch = version;
             }
         }
     }
@@ -632,7 +685,7 @@ impl ShardMap {
     /// Begins the next version.
     #[must_use]
     pub fn edit(&self) -> MapEdit {
-        MapEdit { base: self.clone(), next: self.clone() }
+        MapEdit { base: self.clone(), next: self.clone(), slots: None, named: None }
     }
 }
 
@@ -642,6 +695,31 @@ impl ShardMap {
 pub struct MapEdit {
     base: ShardMap,
     next: ShardMap,
+    /// The slots by name and the empty ones, found when the first node is put or removed: a cluster of
+    /// thousands puts them all.
+    slots: Option<Slots>,
+    /// Which slots a shard names, found when the first node is removed; none again once owners change.
+    named: Option<Vec<bool>>,
+}
+
+/// Where the nodes of a table are.
+#[derive(Clone, Debug)]
+struct Slots {
+    by_id: HashMap<NodeId, u16>,
+    free: BTreeSet<u16>,
+}
+
+impl Slots {
+    fn of(nodes: &[Option<NodeEntry>]) -> Self {
+        let (mut by_id, mut free) = (HashMap::with_capacity(nodes.len()), BTreeSet::new());
+        for (slot, node) in (0..u16::MAX).zip(nodes) {
+            match node {
+                Some(node) => _ = by_id.insert(node.id.clone(), slot),
+                None => _ = free.insert(slot),
+            }
+        }
+        Self { by_id, free }
+    }
 }
 
 impl MapEdit {
@@ -651,27 +729,42 @@ impl MapEdit {
         &self.next
     }
 
+    /// What was counted does not hold any more.
+    fn changed(&mut self) {
+        self.named = None;
+        self.next.tally = Tally::default();
+    }
+
     /// Takes a node into the table, or replaces its entry where its name stands already, and tells its
     /// slot. A slot is used again only when no shard names it.
     ///
     /// # Errors
     /// `Invalid` when the table names 65,534 nodes already.
     pub fn put_node(&mut self, entry: NodeEntry) -> Result<Slot> {
-        if let Some(slot) = self.next.slot_of(&entry.id) {
-            self.next.nodes[usize::from(slot.0)] = Some(entry);
-            return Ok(slot);
+        let slots = self.slots.get_or_insert_with(|| Slots::of(&self.next.nodes));
+        if let Some(&slot) = slots.by_id.get(&entry.id) {
+            let index = usize::from(slot);
+            // What is the same is not copied.
+            if self.next.nodes[index].as_ref() != Some(&entry) {
+                self.next.nodes[index] = Some(entry);
+            }
+            return Ok(Slot(slot));
         }
-        let free = self.next.nodes.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.next.nodes.len());
+        let index = slots.free.first().map_or(self.next.nodes.len(), |slot| usize::from(*slot));
         if index >= NODES_MAX {
             let why = format!("the map names {NODES_MAX} nodes already, no room for {}", entry.id);
             return Err(Error::invalid("edit map", why));
         }
-        if index == self.next.nodes.len() {
-            self.next.nodes.push(None);
+        let slot = u16::try_from(index).unwrap_or(u16::MAX);
+        slots.free.remove(&slot);
+        slots.by_id.insert(entry.id.clone(), slot);
+        let nodes = &mut *self.next.nodes;
+        if index == nodes.len() {
+            nodes.push(None);
         }
-        self.next.nodes[index] = Some(entry);
-        Ok(Slot(u16::try_from(index).unwrap_or(u16::MAX)))
+        nodes[index] = Some(entry);
+        self.changed();
+        Ok(Slot(slot))
     }
 
     /// Removes a node from the table.
@@ -679,17 +772,22 @@ impl MapEdit {
     /// # Errors
     /// `Invalid` while a shard still names it.
     pub fn remove_node(&mut self, id: &NodeId) -> Result<()> {
-        let Some(slot) = self.next.slot_of(id) else { return Ok(()) };
-        let motions = self.next.motions.values().flatten();
-        if self.next.owners.contains(&slot.0)
-            || motions.into_iter().any(|motion| motion.other.0 == slot.0)
-        {
+        let slots = self.slots.get_or_insert_with(|| Slots::of(&self.next.nodes));
+        let Some(&slot) = slots.by_id.get(id) else { return Ok(()) };
+        let index = usize::from(slot);
+        let named = self.named.get_or_insert_with(|| self.next.named());
+        if named.get(index).copied().unwrap_or(false) {
             return Err(Error::invalid("edit map", format!("node {id} still owns shards")));
         }
-        self.next.nodes[usize::from(slot.0)] = None;
-        while matches!(self.next.nodes.last(), Some(None)) {
-            self.next.nodes.pop();
+        slots.by_id.remove(id);
+        slots.free.insert(slot);
+        let nodes = &mut *self.next.nodes;
+        nodes[index] = None;
+        while matches!(nodes.last(), Some(None)) {
+            nodes.pop();
+            slots.free.pop_last();
         }
+        self.next.tally = Tally::default();
         Ok(())
     }
 
@@ -707,6 +805,7 @@ impl MapEdit {
             return Err(Error::invalid("edit map", format!("{slot:?} names no node")));
         }
         self.next.owners[shard.index() * usize::from(replicas) + usize::from(replica)] = slot.0;
+        self.changed();
         Ok(())
     }
 
@@ -719,11 +818,16 @@ impl MapEdit {
             let why = format!("{} places for {}", owners.len(), self.next.owners.len());
             return Err(Error::invalid("edit map", why));
         }
-        let known = |slot: u16| slot == u16::MAX || self.next.node(Slot(slot)).is_some();
-        if let Some(odd) = owners.iter().find(|&&slot| !known(slot)) {
+        let known: Vec<bool> = self.next.nodes.iter().map(Option::is_some).collect();
+        let odd =
+            |slot: u16| slot != u16::MAX && !known.get(usize::from(slot)).copied().unwrap_or(false);
+        if let Some(odd) = owners.iter().find(|&&slot| odd(slot)) {
             return Err(Error::invalid("edit map", format!("slot {odd} names no node")));
         }
-        self.next.owners = owners;
+        if owners != *self.next.owners {
+            self.next.owners = owners.into();
+            self.changed();
+        }
         Ok(())
     }
 
@@ -738,6 +842,7 @@ impl MapEdit {
         if !self.next.header.shards.contains(shard) || motions.iter().any(bad) {
             return Err(Error::invalid("edit map", format!("bad motion of shard {shard}")));
         }
+        self.changed();
         if motions.is_empty() {
             self.next.motions.remove(&shard);
         } else {
@@ -762,7 +867,7 @@ impl MapEdit {
     /// The next version, written under this fence; `None` if nothing changed, so that nothing is written.
     #[must_use]
     pub fn finish(self, writer: Fence) -> Option<ShardMap> {
-        let Self { base, mut next } = self;
+        let Self { base, mut next, .. } = self;
         if next == base {
             return None;
         }
@@ -833,6 +938,49 @@ mod tests {
         let map = edit.finish(fence()).expect("changed");
         assert_eq!(map.epoch(ShardId::new(0)), Epoch::new(2));
         assert_eq!(map.epoch(ShardId::new(1)), Epoch::new(0));
+    }
+
+    #[test]
+    fn the_next_version_shares_what_did_not_change() {
+        let mut edit = map().edit();
+        let slot = edit.put_node(entry("n1", 1)).expect("room");
+        edit.set_raw_owners(vec![slot.get(); 4]).expect("known");
+        let old = edit.finish(fence()).expect("changed");
+        let mut edit = old.edit();
+        edit.put_node(entry("n1", 1)).expect("the same");
+        edit.set_raw_owners(vec![slot.get(); 4]).expect("the same");
+        edit.set_annex(Bytes::from_static(b"news")).expect("small");
+        let new = edit.finish(fence()).expect("changed");
+        let same = |old: *const u8, new: *const u8| assert_eq!(old, new, "it was copied");
+        same(old.nodes.as_ptr().cast(), new.nodes.as_ptr().cast());
+        same(old.owners.as_ptr().cast(), new.owners.as_ptr().cast());
+        same(old.epochs.as_ptr().cast(), new.epochs.as_ptr().cast());
+        let mut edit = new.edit();
+        edit.set_owner(ShardId::new(1), 0, Slot::NOBODY).expect("in range");
+        let next = edit.finish(fence()).expect("changed");
+        assert_eq!((new.orphans(), next.orphans()), (0, 1));
+        assert_eq!(new.epoch(ShardId::new(1)), Epoch::new(1));
+    }
+
+    #[test]
+    fn an_empty_slot_is_filled_first_and_one_that_is_named_stays() {
+        let name = |name: &str| NodeId::new(name).expect("name");
+        let mut edit = map().edit();
+        for (at, id) in (0..).zip(["n1", "n2", "n3", "n4"]) {
+            assert_eq!(edit.put_node(entry(id, 1)).expect("room"), Slot::new(at));
+        }
+        edit.set_owner(ShardId::new(0), 0, Slot::new(2)).expect("in range");
+        edit.remove_node(&name("n4")).expect("owns nothing");
+        edit.remove_node(&name("n2")).expect("owns nothing");
+        assert!(edit.remove_node(&name("n3")).is_err());
+        assert_eq!(edit.put_node(entry("n5", 1)).expect("room"), Slot::new(1));
+        assert_eq!(edit.put_node(entry("n6", 1)).expect("room"), Slot::new(3));
+        edit.set_owner(ShardId::new(0), 0, Slot::NOBODY).expect("in range");
+        edit.remove_node(&name("n6")).expect("owns nothing");
+        edit.remove_node(&name("n3")).expect("owns nothing any more");
+        let map = edit.finish(fence()).expect("changed");
+        assert_eq!(map.slot_of(&name("n5")), Some(Slot::new(1)));
+        assert_eq!(map.nodes().len(), 2, "empty slots at the end are none");
     }
 
     #[test]

@@ -96,7 +96,7 @@ fn slot_count(nodes: &[Option<NodeEntry>]) -> u32 {
 /// The epochs that are not the ones that [`ShardMap::raise_epochs`] makes of this change.
 fn put_epochs(out: &mut Vec<u8>, old: &ShardMap, new: &ShardMap) {
     let mut expected = new.clone();
-    expected.epochs.clone_from(&old.epochs);
+    expected.epochs = old.epochs.clone();
     expected.raise_epochs(old);
     let pairs = expected.epochs.iter().zip(&new.epochs).enumerate();
     let odd: Vec<_> = pairs.filter(|(_, (expected, epoch))| expected != epoch).collect();
@@ -180,12 +180,12 @@ fn read_owners(reader: &mut Reader<'_>, known: &[bool], map: &mut ShardMap) -> R
     let packed = reader.take(bits::packed_len(count, width))?;
     let slots = bits::unpack(packed, count, width);
     let slots = slots.ok_or_else(|| reader.corrupt("bits are left over behind the slots"))?;
+    let owners = &mut *map.owners;
     for (place, slot) in changed.into_iter().zip(slots) {
         if slot > nobody {
             return Err(reader.corrupt(&format!("a slot is out of range slot={slot}")));
         }
-        map.owners[place] =
-            if slot == nobody { NOBODY } else { u16::try_from(slot).unwrap_or(NOBODY) };
+        owners[place] = if slot == nobody { NOBODY } else { u16::try_from(slot).unwrap_or(NOBODY) };
     }
     // A node may have left the table, so the places that did not change are looked at too.
     let is_known =

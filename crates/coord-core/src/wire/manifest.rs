@@ -186,7 +186,10 @@ impl Manifest {
         }
         let annex = blob(Section::Annex, ANNEX_BYTES_MAX as u64)?.unwrap_or_default().into();
         let (header, uid, version) = (self.header.clone(), self.uid, self.base.version);
-        Ok(ShardMap { header, uid, version, writer: None, nodes, owners, epochs, motions, annex })
+        let (nodes, owners) = (nodes.into(), owners.into());
+        let (epochs, motions) = (epochs.into(), motions.into());
+        let (writer, tally) = (None, Default::default());
+        Ok(ShardMap { header, uid, version, writer, nodes, owners, epochs, motions, annex, tally })
     }
 
     /// The map that the reader has, if it is one of those that the parts lead through.

@@ -74,7 +74,7 @@ fn any_map(rng: &mut StdRng, shards: u32, replicas: u8, nodes: usize) -> ShardMa
     map.version = Version::new(rng.random_range(1..1 << width));
     map.writer = Some(fence(rng.random_range(1..1 << 52)));
     let entries = (0..nodes).map(|n| rng.random_bool(0.8).then(|| entry(n, rng.random())));
-    map.nodes = entries.collect();
+    map.nodes = entries.collect::<Vec<_>>().into();
     let stay = if rng.random() { 0.0 } else { 0.95 };
     let mut slot = any_slot(&map, rng);
     for place in 0..map.owners.len() {
@@ -423,7 +423,7 @@ fn scattered(mut map: ShardMap) -> ShardMap {
 fn leave(map: &ShardMap, slot: u16) -> (ShardMap, usize) {
     let mut edit = map.edit();
     let nodes = u16::try_from(map.nodes.len()).expect("few");
-    let mut owners = map.owners.clone();
+    let mut owners = map.owners.to_vec();
     let mut heirs = (0..nodes).filter(|heir| *heir != slot).cycle();
     let mut moved = 0;
     for owner in owners.iter_mut().filter(|owner| **owner == slot) {
