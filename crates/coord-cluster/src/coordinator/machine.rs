@@ -1074,9 +1074,8 @@ impl Machine {
     /// Begins to write a verdict, as the command to declare the node failed would.
     fn begin_verdict(&mut self, now: Moment) -> bool {
         while let Some((node, Verdict { incarnation, why })) = self.verdicts.pop_first() {
-            let stays = |seat: &Seat| {
-                seat.entry.incarnation == incarnation && seat.entry.status.may_host()
-            };
+            let stays =
+                |seat: &Seat| seat.entry.incarnation == incarnation && seat.entry.status.may_host();
             if !self.roster.seat(&node).is_some_and(stays) {
                 continue;
             }
