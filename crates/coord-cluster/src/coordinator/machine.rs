@@ -42,10 +42,6 @@ const ANSWER_TRIES_MAX: u8 = 4;
 const MOTIONS_SHARE: u32 = 10;
 /// The most stuck shards of a table that are named.
 const STUCK_MAX: usize = 256;
-/// Below this many members everybody is told of each change at once.
-const GATHER_MEMBERS_MIN: usize = 100;
-/// How many watchers a second are told of the members in larger clusters.
-const TOLD_PER_SECOND: u32 = 20_000;
 /// The first pause after a failure; it doubles.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 
@@ -82,10 +78,6 @@ pub(crate) struct Rules {
     pub(crate) motions_max: Option<u32>,
     pub(crate) newer_leads_after: Option<Duration>,
     pub(crate) judging: Judging,
-    /// From this many members on, changes of the members are gathered: everybody hears of each.
-    pub(crate) gather_from: usize,
-    /// How many watchers a second are told of the members then.
-    pub(crate) told_per_second: u32,
 }
 
 impl Rules {
@@ -104,17 +96,7 @@ impl Rules {
             motions_max: settings.motions_max,
             newer_leads_after: settings.newer_leads_after,
             judging,
-            gather_from: GATHER_MEMBERS_MIN,
-            told_per_second: TOLD_PER_SECOND,
         }
-    }
-
-    /// How long after a version of `_cluster` the next one comes at the earliest, for the sake of those who
-    /// watch it: half a second with 10,000 of them.
-    fn gather(&self, cluster: &ShardMap) -> Option<Duration> {
-        let members = cluster.nodes().iter().flatten().count();
-        let many = u32::try_from(members).ok().filter(|_| members >= self.gather_from)?;
-        Some(Duration::from_secs(1) * many / self.told_per_second)
     }
 }
 
@@ -260,8 +242,6 @@ pub(crate) struct Machine {
     /// How often the answer in progress was sent before.
     answer_tries: u8,
     doing: Option<Step>,
-    /// Until when the roster stays as `_cluster` shows it.
-    gathers_until: Option<Moment>,
     /// Not before this moment, after the store failed.
     pause_until: Option<Moment>,
     failures: u32,
@@ -385,7 +365,6 @@ impl Machine {
             answers: VecDeque::new(),
             answer_tries: 0,
             doing: None,
-            gathers_until: None,
             pause_until: None,
             failures: 0,
             open: true,
@@ -1381,7 +1360,6 @@ impl Machine {
         let Step::Publish(name, _, map) = step else { return };
         let version = map.version();
         let Some(table) = self.tables.get_mut(&name) else {
-            self.gathers_until = self.rules.gather(&map).map(|pause| now.plus(pause));
             self.cluster = Some(map);
             if ordered {
                 self.write_done(Some((name, version, 0)));

@@ -889,31 +889,3 @@ fn a_deleted_table_begins_its_next_life_under_another_term() {
     }
     panic!("it never notices");
 }
-
-#[test]
-fn a_large_cluster_hears_of_its_members_now_and_then_and_shards_move_meanwhile() {
-    let mut desk = Desk::new();
-    let mut rules = Rules::new(&Settings::fast(), JUDGING);
-    // A pause of 3 s with three members.
-    (rules.gather_from, rules.told_per_second) = (3, 1);
-    let attempt = AttemptId::from_u128(2);
-    let origin = Origin::new("memory:1/c");
-    let fence = Fence::new(LeaseName::leader(), Term::from_u64(2), attempt, origin);
-    desk.machine = Machine::new(id("n1"), fence, rules, &specs(), desk.now);
-    desk.machine.on_view(Arc::new(desk.view.clone()));
-    desk.pass(Duration::from_secs(10));
-    let listed = |desk: &Desk, name: &str| {
-        let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
-        cluster.slot_of(&id(name)).is_some()
-    };
-    desk.join("n4", 1);
-    desk.pass(Duration::ZERO);
-    assert!(listed(&desk, "n4"), "the first change is told at once");
-    desk.join("n5", 1);
-    desk.pass(Duration::from_secs(2));
-    assert!(!listed(&desk, "n5"), "the next one waits");
-    assert_eq!(desk.shards_of("n4"), 3, "shards follow the members that are told of");
-    desk.pass(Duration::from_secs(4));
-    assert!(listed(&desk, "n5"));
-    assert!(desk.shards_of("n5") > 0);
-}

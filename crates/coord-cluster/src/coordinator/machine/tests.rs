@@ -156,10 +156,6 @@ impl World {
         let settings = Settings { restart_grace, ..Settings::fast() };
         let mut rules = Rules { min_members, ..Rules::new(&settings, judging) };
         rules.motions_max = Some(3);
-        if evict {
-            // As in a large cluster.
-            (rules.gather_from, rules.told_per_second) = (2, 3);
-        }
         let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
         let spec = Spec { header, strategy: Arc::new(Balanced::default()), handoff };
         let now = Moment::from_origin(Duration::from_secs(3600));
