@@ -11,12 +11,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use coord_core::fencing::{TableState, check_map};
 use coord_core::wire::{
-    AnswerV1, EncodedMap, MapRead, OldChunks, Record, RequestV1, TableHeadV1, WireLimits,
+    AnswerV1, EncodedMap, OldChunks, Record, RequestV1, TableHeadV1, WireLimits,
 };
 use coord_core::{
-    Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Fence, Placement, PlacementEvent,
-    Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName,
-    TableUid, Ttl, Version,
+    Answer, Answered, Claim, ClaimRequest, ErrorKind, Fence, Placement, PlacementEvent, Publish,
+    Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName, TableUid,
+    Ttl, Version,
 };
 use futures::stream::BoxStream;
 
@@ -359,8 +359,8 @@ impl Handle {
         revision: i64,
     ) -> Result<Arc<ShardMap>, Problem> {
         let fetch = match self.maps.read(head) {
-            MapRead::Whole(map) => return Ok(map),
-            MapRead::Fetch(fetch) => fetch,
+            Ok(map) => return Ok(map),
+            Err(fetch) => fetch,
         };
         let mut chunks = HashMap::with_capacity(fetch.keys.len());
         for keys in fetch.keys.chunks(CHUNKS_AT_ONCE) {

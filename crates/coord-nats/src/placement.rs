@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_core::fencing::{TableState, check_map};
 use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, KnownMaps, Manifest, MapRead, OldChunks, Record, RequestV1,
-    TableHeadV1, WireLimits,
+    AnswerV1, ChunkKey, EncodedMap, KnownMaps, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
+    WireLimits,
 };
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Error, Fence, Placement, PlacementEvent, Publish,
@@ -511,8 +511,8 @@ impl Reader {
     /// The map that a head speaks of; none if a chunk of it is missing.
     async fn map(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Option<Arc<ShardMap>>> {
         let fetch = match self.maps.read(head) {
-            MapRead::Whole(map) => return Ok(Some(map)),
-            MapRead::Fetch(fetch) => fetch,
+            Ok(map) => return Ok(Some(map)),
+            Err(fetch) => fetch,
         };
         let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
         let Some(chunks) = chunks else { return Ok(None) };
@@ -527,9 +527,9 @@ impl Reader {
         table: &TableName,
         keys: &[ChunkKey],
     ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
-        let reads = keys.iter().map(|key| async move {
-            let last = self.client.get(op, &self.keys.chunk(table, key)).await?;
-            Ok::<_, Error>(last.value.map(|value| (*key, value)))
+        let reads = keys.iter().copied().map(|key| async move {
+            let last = self.client.get(op, &self.keys.chunk(table, &key)).await?;
+            Ok::<_, Error>(last.value.map(|value| (key, value)))
         });
         let chunks: Vec<_> = stream::iter(reads).buffer_unordered(CHUNKS_MAX).try_collect().await?;
         Ok(chunks.into_iter().collect())

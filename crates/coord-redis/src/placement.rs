@@ -13,13 +13,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_core::fencing::{TableState, check_map};
 use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, Manifest, MapRead, OldChunks, Record, RequestV1, TableHeadV1,
+    AnswerV1, ChunkKey, EncodedMap, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
     WireLimits, digest,
 };
 use coord_core::{
-    Answer, Answered, Claim, ClaimRequest, Effect, Error, ErrorKind, Fence, Placement,
-    PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
-    Table, TableName, TableUid, Version,
+    Answer, Answered, Claim, ClaimRequest, Effect, ErrorKind, Fence, Placement, PlacementEvent,
+    Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName,
+    TableUid, Version,
 };
 use futures::stream::BoxStream;
 
@@ -398,8 +398,8 @@ impl Handle {
     /// The map that a head names.
     async fn map_of(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Read> {
         let fetch = match self.maps.read(head) {
-            MapRead::Whole(map) => return Ok(Read::Whole(map)),
-            MapRead::Fetch(fetch) => fetch,
+            Ok(map) => return Ok(Read::Whole(map)),
+            Err(fetch) => fetch,
         };
         let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
         let Some(chunks) = chunks else { return Ok(Read::Torn) };

@@ -26,16 +26,6 @@ struct Known {
     is_swept: bool,
 }
 
-/// How the map that a head speaks of is read.
-#[derive(Debug)]
-#[must_use]
-pub enum MapRead {
-    /// Nothing has to be fetched.
-    Whole(Arc<ShardMap>),
-    /// These chunks are fetched, and then the map is [assembled](KnownMaps::assemble).
-    Fetch(Fetch),
-}
-
 /// The chunks that a map is put together from.
 #[derive(Debug)]
 pub struct Fetch {
@@ -45,18 +35,21 @@ pub struct Fetch {
 }
 
 impl KnownMaps {
-    /// How the map that a head speaks of is read.
-    pub fn read(&self, head: &TableHeadV1) -> MapRead {
+    /// The map that a head speaks of.
+    ///
+    /// # Errors
+    /// The chunks that have to be fetched, for [`assemble`](Self::assemble).
+    pub fn read(&self, head: &TableHeadV1) -> Result<Arc<ShardMap>, Fetch> {
         let Some(manifest) = &head.manifest else {
-            return MapRead::Whole(Arc::new(ShardMap::empty(head.header.clone(), head.uid)));
+            return Ok(Arc::new(ShardMap::empty(head.header.clone(), head.uid)));
         };
         let base = match self.lock().get(&head.table) {
             Some(known) if known.manifest == *manifest => {
-                return MapRead::Whole(Arc::clone(&known.map));
+                return Ok(Arc::clone(&known.map));
             }
             known => known.map(|known| Arc::clone(&known.map)),
         };
-        MapRead::Fetch(Fetch { keys: manifest.needed(base.as_deref()), base })
+        Err(Fetch { keys: manifest.needed(base.as_deref()), base })
     }
 
     /// Puts a map together, and remembers it.

@@ -38,7 +38,7 @@ pub use encode::{
     EncodedMap, VALUE_BYTES_MIN, WireLimits, encode_map, encode_next, is_compaction_due,
 };
 pub use key::{ChunkKey, OldChunks};
-pub use known::{Fetch, KnownMaps, MapRead};
+pub use known::{Fetch, KnownMaps};
 pub use manifest::{DELTAS_MAX, Manifest};
 pub use owners::CHUNK_SHARDS_MAX;
 pub use records::{AnswerV1, Body, LeaseRecordV1, NodeRecordV1, Record, RequestV1, TableHeadV1};
