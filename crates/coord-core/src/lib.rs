@@ -18,6 +18,7 @@ mod backoff;
 mod clock;
 mod discovery;
 mod error;
+pub mod fencing;
 mod lease;
 pub mod memory;
 mod observations;

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coord_core::wire::KnownMaps;
 use coord_core::{
     Backend, BackendInfo, BackendUrl, Discovery, Era, Error, ErrorKind, Guarantees, Health,
     HealthStatus, Incarnation, Lease, Opener, Origin, Placement, Result, Ttl,
@@ -40,7 +41,6 @@ use crate::config::{Config, OPTIONS};
 use crate::error::{Op, Problem};
 use crate::keys::Keys;
 use crate::lease::Contested;
-use crate::placement::Maps;
 
 /// The scheme of its URLs.
 pub const SCHEME: &str = "etcd";
@@ -84,7 +84,7 @@ pub(crate) struct Handle {
     era: Era,
     info: Arc<BackendInfo>,
     contested: Contested,
-    maps: Maps,
+    maps: KnownMaps,
 }
 
 impl EtcdBackend {
@@ -114,7 +114,7 @@ impl EtcdBackend {
         guarantees.value_bytes_max = Some(VALUE_BYTES_MAX as u64);
         let origin = Origin::new(format!("{SCHEME}:{identity}/{}", config.cluster));
         let info = BackendInfo::new(SCHEME, config.target, config.cluster, origin, guarantees);
-        let (info, contested, maps) = (Arc::new(info), Contested::default(), Maps::default());
+        let (info, contested, maps) = (Arc::new(info), Contested::default(), KnownMaps::default());
         Ok(Self { handle: Handle { client, keys, era: config.era, info, contested, maps } })
     }
 }

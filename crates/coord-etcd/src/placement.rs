@@ -5,18 +5,18 @@
 //! Chunks are written first, and read at the revision of the head that names them: what is missing
 //! there was never written.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use coord_core::fencing::{TableState, check_map};
 use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, Manifest, Record, RequestV1, TableHeadV1, WireLimits, digest,
-    encode_map, encode_next,
+    AnswerV1, EncodedMap, OldChunks, Record, RequestV1, TableHeadV1, WireLimits,
 };
 use coord_core::{
-    Answer, Answered, Binding, Claim, ClaimRequest, Error, ErrorKind, Fence, Placement,
-    PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
-    Table, TableName, TableUid, Ttl, Version,
+    Answer, Answered, Claim, ClaimRequest, ErrorKind, Fence, Placement, PlacementEvent, Publish,
+    Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName, TableUid,
+    Ttl, Version,
 };
 use futures::stream::BoxStream;
 
@@ -28,29 +28,8 @@ use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
 /// How many chunks are read or removed at once. A server takes 128 steps in a transaction by
 /// default.
 const CHUNKS_AT_ONCE: usize = 16;
-/// Of how many tables the newest map is kept.
-const MAPS_MAX: usize = 64;
 /// The most requests that may be within their time limit at once.
 const REQUESTS_MAX: i64 = 10_000;
-
-/// The newest maps that went through this handle, so that a change is read and written as the
-/// little that it is. It decides nothing.
-#[derive(Clone, Default)]
-pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Arc<ShardMap>>>>);
-
-impl Maps {
-    fn get(&self, table: &TableName) -> Option<Arc<ShardMap>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(table).cloned()
-    }
-
-    fn put(&self, table: &TableName, map: &Arc<ShardMap>) {
-        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if maps.len() >= MAPS_MAX && !maps.contains_key(table) {
-            maps.clear();
-        }
-        maps.insert(table.clone(), Arc::clone(map));
-    }
-}
 
 /// A table and the lease of a fence, as they stood at one moment.
 struct Seen {
@@ -85,7 +64,7 @@ impl Placement for Handle {
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
         let op = Op::new("publish", table.as_str());
-        check_map(op, fence, expected, map)?;
+        check_map(table, fence, expected, map)?;
         for _ in 0..ROUNDS {
             if let Some(publish) = self.try_publish(op, table, fence, expected, map).await? {
                 return Ok(publish);
@@ -171,7 +150,7 @@ impl Placement for Handle {
             }
             let Some(request) = outcome.take(1) else { return Ok(Answered::Gone) };
             if let Some(earlier) = outcome.take(2) {
-                let earlier = answer_of(op, &earlier)?;
+                let earlier = answer_of(op, *id, &earlier)?;
                 let is_same = earlier == *answer;
                 return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
             }
@@ -196,24 +175,8 @@ impl Placement for Handle {
     }
 }
 
-/// Refuses a map that is not the version after `expected`, or that names another writer.
-fn check_map(op: Op<'_>, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
-    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
-        format!("the map is of version {}, which does not follow {expected}", map.version())
-    } else if map.writer() != Some(fence) {
-        format!("the map does not name the fence of term {} as its writer", fence.term)
-    } else {
-        return Ok(());
-    };
-    Err(Error::invalid(op.name, why).resource(op.resource))
-}
-
 fn head_of(op: Op<'_>, table: &TableName, entry: &Entry) -> Result<TableHeadV1> {
-    let head = TableHeadV1::decode(&entry.value).map_err(|error| op.corrupt(error))?;
-    if head.table != *table {
-        return Err(op.misplaced(&entry.key));
-    }
-    Ok(head)
+    TableHeadV1::read(table, &entry.value).map_err(|error| op.corrupt(error))
 }
 
 impl Handle {
@@ -253,22 +216,16 @@ impl Handle {
             let head = TableHeadV1::created(table.clone(), header.clone(), fence.clone());
             return self.put_claim(op, head, 0, lease).await;
         };
-        let is_bound = head.binding.admits(fence);
-        if !is_bound && request.rebind_from.as_ref() != Some(&head.binding) {
-            return Ok(Some(Claim::OtherLease(head.binding)));
+        let state = TableState::from(&head);
+        if let Some(refusal) = state.refuse_claim(request, lease.is_some()) {
+            return Ok(Some(refusal));
         }
-        let Some(lease) = lease.filter(|_| !is_bound || fence.passes(&head.fence)) else {
-            return Ok(Some(Claim::Fenced(head.fence)));
-        };
-        if head.header != *header {
-            return Ok(Some(Claim::Mismatch(head.header)));
-        }
-        let claimed = head.clone().with_fence(fence.clone()).with_binding(Binding::of(fence));
+        let claimed = head.clone().claimed_by(fence);
         if claimed == head {
             // It was this fence's already, at the moment at which all of it was read.
             return Ok(Some(Claim::Claimed(self.table_of(op, head, revision).await?)));
         }
-        self.put_claim(op, claimed, modified, lease).await
+        self.put_claim(op, claimed, modified, lease.unwrap_or_default()).await
     }
 
     async fn put_claim(
@@ -316,49 +273,30 @@ impl Handle {
     ) -> Result<Option<Publish>> {
         let Seen { head, modified, lease, .. } = self.see(op, table, fence).await?;
         let Some(head) = head else { return Ok(Some(Publish::Fenced(None))) };
-        let passes = head.binding.admits(fence) && fence.passes(&head.fence);
-        let Some(lease) = lease.filter(|_| passes) else {
-            return Ok(Some(Publish::Fenced(Some(head.fence))));
-        };
-        if is_published(&head, map) {
-            return Ok(Some(Publish::Published(map.version())));
-        }
-        let (uid, version) = (head.uid, head.version());
-        if map.uid() != uid || expected != version {
-            return Ok(Some(Publish::Conflict { uid, version }));
-        }
-        if *map.header() != head.header {
-            let why = format!("the map has header {:?}, the table another", map.header());
-            return Err(Error::invalid(op.name, why).resource(op.resource));
-        }
-        let encoded = self.encode(table, &head, map)?;
+        let settled = TableState::from(&head).settle_publish(
+            table,
+            fence,
+            expected,
+            map,
+            lease.is_some(),
+            || head.holds(map),
+        )?;
+        let Some(lease) = lease.filter(|_| settled.is_none()) else { return Ok(settled) };
+        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
+        let encoded = self.maps.encode(&head, map, limits)?;
         self.put_chunks(op, table, &encoded).await?;
-        let mut kept: HashSet<ChunkKey> = encoded.manifest.keys().collect();
-        kept.extend(head.manifest.iter().flat_map(Manifest::keys));
-        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest);
+        let old = OldChunks::after(fence, head.manifest.as_ref(), &encoded.manifest);
+        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest.clone());
         let list = [Step::Keys(self.keys.chunks(table))];
         let mut outcome = self.put_head(op, &head, modified, lease, &list).await?;
         if !outcome.succeeded {
             return Ok(None);
         }
-        self.maps.put(table, map);
-        let stored = outcome.found.pop().unwrap_or_default().entries;
-        self.remove_chunks(table, outcome.revision, fence, map.version(), stored, &kept);
-        Ok(Some(Publish::Published(map.version())))
-    }
-
-    /// The map as a delta on the stored one where this handle knows that, else as a base.
-    fn encode(&self, table: &TableName, head: &TableHeadV1, map: &ShardMap) -> Result<EncodedMap> {
-        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
-        let known = self.maps.get(table);
-        match (&head.manifest, known) {
-            (Some(manifest), Some(old))
-                if old.uid() == map.uid() && old.version().next() == map.version() =>
-            {
-                encode_next(manifest, &old, map, limits)
-            }
-            _ => encode_map(map, limits),
+        if self.maps.published(table, &encoded.manifest, map) {
+            let stored = outcome.found.pop().unwrap_or_default().entries;
+            self.remove_chunks(table, outcome.revision, stored, &old);
         }
+        Ok(Some(Publish::Published(map.version())))
     }
 
     async fn put_chunks(
@@ -375,25 +313,13 @@ impl Handle {
         Ok(())
     }
 
-    /// Removes, in the background, the chunks that neither of the two newest manifests names. Each
-    /// step is conditional on the head being the one that was just written: whoever writes chunks
-    /// for a later map under another fence has changed it before, by a claim, and a later map of
-    /// this fence's own has a higher version.
-    fn remove_chunks(
-        &self,
-        table: &TableName,
-        head: i64,
-        fence: &Fence,
-        version: Version,
-        stored: Vec<Entry>,
-        kept: &HashSet<ChunkKey>,
-    ) {
+    /// Removes, in the background, the chunks that are of no use any more. Each step is conditional on
+    /// the head being the one that was just written.
+    fn remove_chunks(&self, table: &TableName, head: i64, stored: Vec<Entry>, old: &OldChunks) {
         let prefix = self.keys.chunks(table).from;
         let is_old = |entry: &Entry| {
-            let key = entry.key.strip_prefix(&prefix).and_then(|key| key.parse::<ChunkKey>().ok());
-            key.is_some_and(|key| {
-                (key.version <= version || key.term < fence.term) && !kept.contains(&key)
-            })
+            let key = entry.key.strip_prefix(&prefix).and_then(|key| key.parse().ok());
+            key.is_some_and(|key| old.contains(&key))
         };
         let old: Vec<Entry> = stored.into_iter().filter(is_old).collect();
         if old.is_empty() {
@@ -432,19 +358,12 @@ impl Handle {
         head: &TableHeadV1,
         revision: i64,
     ) -> Result<Arc<ShardMap>, Problem> {
-        let Some(manifest) = &head.manifest else {
-            return Ok(Arc::new(ShardMap::empty(head.header.clone(), head.uid)));
+        let fetch = match self.maps.read(head) {
+            Ok(map) => return Ok(map),
+            Err(fetch) => fetch,
         };
-        let known = self.maps.get(&head.table).filter(|map| map.uid() == head.uid);
-        if let Some(known) = &known
-            && known.version() == manifest.version()
-            && digest(known) == manifest.digest()
-        {
-            return Ok(Arc::clone(known));
-        }
-        let needed = manifest.needed(known.as_deref());
-        let mut chunks = HashMap::with_capacity(needed.len());
-        for keys in needed.chunks(CHUNKS_AT_ONCE) {
+        let mut chunks = HashMap::with_capacity(fetch.keys.len());
+        for keys in fetch.keys.chunks(CHUNKS_AT_ONCE) {
             let get = |key| Step::GetAt(self.keys.chunk(&head.table, key), revision);
             let gets: Vec<_> = keys.iter().map(get).collect();
             let mut outcome = self.client.read(op, &gets).await?;
@@ -455,21 +374,9 @@ impl Handle {
                 }
             }
         }
-        let map = manifest.assemble(known.as_deref(), &chunks);
-        let map = Arc::new(map.map_err(|error| op.corrupt(error))?);
-        self.maps.put(&head.table, &map);
-        Ok(map)
+        let map = self.maps.assemble(head, &fetch, &chunks);
+        map.map_err(|error| op.corrupt(error).into())
     }
-}
-
-/// Whether the stored map is this very one: then this is a retry of the publish that wrote it.
-fn is_published(head: &TableHeadV1, map: &ShardMap) -> bool {
-    head.manifest.as_ref().is_some_and(|manifest| {
-        manifest.uid() == map.uid()
-            && manifest.version() == map.version()
-            && Some(manifest.writer()) == map.writer()
-            && manifest.digest() == digest(map)
-    })
 }
 
 struct TableTopic {
@@ -559,14 +466,12 @@ fn part_of(op: Op<'_>, range: &Range, key: &str) -> Result<Part> {
     id.parse().map(part).map_err(|error| op.corrupt(error))
 }
 
-fn request_of(op: Op<'_>, entry: &Entry) -> Result<Request> {
-    let record = RequestV1::decode(&entry.value).and_then(RequestV1::into_request);
-    record.map_err(|error| op.corrupt(error))
+fn request_of(op: Op<'_>, id: RequestId, entry: &Entry) -> Result<Request> {
+    RequestV1::read(id, &entry.value).map_err(|error| op.corrupt(error))
 }
 
-fn answer_of(op: Op<'_>, entry: &Entry) -> Result<Answer> {
-    let record = AnswerV1::decode(&entry.value).and_then(AnswerV1::into_answer);
-    record.map_err(|error| op.corrupt(error))
+fn answer_of(op: Op<'_>, id: RequestId, entry: &Entry) -> Result<Answer> {
+    AnswerV1::read(id, &entry.value).map_err(|error| op.corrupt(error))
 }
 
 impl Topic for RequestsTopic {
@@ -586,9 +491,9 @@ impl Topic for RequestsTopic {
         let mut requests = Vec::new();
         for entry in &entries {
             match part_of(op, &range, &entry.key)? {
-                Part::Request(_) => requests.push(request_of(op, entry)?),
+                Part::Request(id) => requests.push(request_of(op, id, entry)?),
                 Part::Answer(id) => {
-                    answers.insert(id, answer_of(op, entry)?);
+                    answers.insert(id, answer_of(op, id, entry)?);
                 }
             }
         }
@@ -609,8 +514,8 @@ impl Topic for RequestsTopic {
         for change in batch {
             match change {
                 Change::Put(entry) => events.push_back(match part_of(op, &range, &entry.key)? {
-                    Part::Request(_) => RequestEvent::Submitted(request_of(op, &entry)?),
-                    Part::Answer(id) => RequestEvent::Answered(id, answer_of(op, &entry)?),
+                    Part::Request(id) => RequestEvent::Submitted(request_of(op, id, &entry)?),
+                    Part::Answer(id) => RequestEvent::Answered(id, answer_of(op, id, &entry)?),
                 }),
                 Change::Deleted { key, .. } => {
                     // An answer goes with its request.

@@ -62,6 +62,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coord_core::wire::KnownMaps;
 use coord_core::{
     AttemptId, Backend, BackendInfo, BackendUrl, Discovery, Error, ErrorKind, ExpiryClock,
     ExpiryJudge, Guarantees, Health, HealthStatus, Lease, Opener, Origin, Placement, Result,
@@ -74,7 +75,7 @@ use self::config::{Config, OPTIONS, Pod};
 use self::error::Op;
 use self::keys::{Keys, Kind};
 use self::lease_watch::LeaseWatches;
-use self::placement::{Maps, VALUE_BYTES_MAX};
+use self::placement::VALUE_BYTES_MAX;
 use self::seen::Seen;
 
 /// The scheme of its URLs.
@@ -107,7 +108,7 @@ pub(crate) struct Handle {
     keys: Keys,
     info: BackendInfo,
     pod: Option<Pod>,
-    maps: Maps,
+    maps: KnownMaps,
     leases: Seen,
     lease_watches: LeaseWatches,
     nodes: Seen,
@@ -135,7 +136,7 @@ impl KubeBackend {
         let keys = Keys::new(config.cluster.clone());
         let info = info(&config, &uid);
         let (leases, nodes, requests) = (Seen::default(), Seen::default(), Seen::default());
-        let maps = Maps::default();
+        let maps = KnownMaps::default();
         let lease_watches = LeaseWatches::default();
         let handle = Handle {
             client,

@@ -10,18 +10,18 @@
 //! had read of it before can't be answered any more.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use coord_core::fencing::{TableState, check_map};
 use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, Manifest, Record, RequestV1, TableHeadV1, WireLimits, digest,
-    encode_map, encode_next,
+    AnswerV1, ChunkKey, EncodedMap, KnownMaps, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
+    WireLimits,
 };
 use coord_core::{
-    Answer, Answered, Binding, Claim, ClaimRequest, Error, ErrorKind, Fence, Moment, Placement,
+    Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Fence, Moment, Placement,
     PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
     Table, TableName, TableUid, Version,
 };
@@ -38,19 +38,6 @@ pub(crate) const VALUE_BYTES_MAX: usize = (1 << 20) - (16 << 10);
 
 /// How many objects are written or read at once.
 const WRITES_MAX: usize = 8;
-
-/// The newest maps that this handle has seen, so that the next one is written and read as a
-/// difference.
-#[derive(Clone, Default)]
-pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Known>>>);
-
-#[derive(Clone)]
-struct Known {
-    manifest: Manifest,
-    map: Arc<ShardMap>,
-    /// Whether there are certainly no chunks to be removed.
-    is_swept: bool,
-}
 
 /// A head as it stands.
 struct Head {
@@ -71,16 +58,15 @@ impl Placement for Handle {
                     let (table, header) = (request.table.clone(), request.header.clone());
                     (None, TableHeadV1::created(table, header, fence.clone()))
                 }
-                Some(Head { object, record }) => match refused(request, &record) {
-                    Some(refusal) => return Ok(refusal),
-                    None if record.fence == *fence && record.binding.admits(fence) => {
-                        return self.claimed(op, request, record).await;
+                Some(Head { object, record }) => {
+                    match TableState::from(&record).refuse_claim(request, true) {
+                        Some(refusal) => return Ok(refusal),
+                        None if record.fence == *fence && record.binding.admits(fence) => {
+                            return self.claimed(op, request, record).await;
+                        }
+                        None => (Some(object), record.claimed_by(fence)),
                     }
-                    None => {
-                        let record = record.with_binding(Binding::of(fence));
-                        (Some(object), record.with_fence(fence.clone()))
-                    }
-                },
+                }
             };
             if self.write_head(op, &request.table, &record, at).await?.is_some() {
                 return self.claimed(op, request, record).await;
@@ -104,21 +90,19 @@ impl Placement for Handle {
             let Some(Head { object, record: head }) = head else {
                 return Ok(Publish::Fenced(None));
             };
-            if !head.binding.admits(fence) || !fence.passes(&head.fence) {
-                return Ok(Publish::Fenced(Some(head.fence)));
+            let settled = TableState::from(&head).settle_publish(
+                table,
+                fence,
+                expected,
+                map,
+                true,
+                || head.holds(map),
+            )?;
+            if let Some(publish) = settled {
+                return Ok(publish);
             }
-            if is_retry(&head, fence, map) {
-                return Ok(Publish::Published(map.version()));
-            }
-            let (uid, version) = (head.uid, head.version());
-            if map.uid() != uid || expected != version {
-                return Ok(Publish::Conflict { uid, version });
-            }
-            if *map.header() != head.header {
-                let why = format!("the map has header {:?}, the table another", map.header());
-                return Err(Error::invalid("publish", why).resource(table));
-            }
-            let EncodedMap { manifest, chunks, .. } = self.encode(table, &head, map)?;
+            let limits = WireLimits::new(VALUE_BYTES_MAX)?;
+            let EncodedMap { manifest, chunks, .. } = self.maps.encode(&head, map, limits)?;
             self.write_chunks(op, table, object.uid(), object.name(), chunks).await?;
             let previous = head.manifest.clone();
             let record = head.with_fence(fence.clone()).with_manifest(manifest.clone());
@@ -213,41 +197,6 @@ impl Placement for Handle {
     }
 }
 
-/// Refuses a map that is not the version after `expected`, or that names another writer.
-fn check_map(table: &TableName, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
-    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
-        format!("the map is of version {}, which does not follow {expected}", map.version())
-    } else if map.writer() != Some(fence) {
-        format!("the map does not name the fence of term {} as its writer", fence.term)
-    } else {
-        return Ok(());
-    };
-    Err(Error::invalid("publish", why).resource(table))
-}
-
-/// Why a claim of a table that exists is refused, if it is.
-fn refused(request: &ClaimRequest, head: &TableHeadV1) -> Option<Claim> {
-    let fence = &request.fence;
-    let is_bound = head.binding.admits(fence);
-    if !is_bound && request.rebind_from.as_ref() != Some(&head.binding) {
-        return Some(Claim::OtherLease(head.binding.clone()));
-    }
-    if is_bound && !fence.passes(&head.fence) {
-        return Some(Claim::Fenced(head.fence.clone()));
-    }
-    (head.header != request.header).then(|| Claim::Mismatch(head.header.clone()))
-}
-
-/// Whether the stored map is this very one, written under this very fence.
-fn is_retry(head: &TableHeadV1, fence: &Fence, map: &ShardMap) -> bool {
-    head.manifest.as_ref().is_some_and(|manifest| {
-        manifest.uid() == map.uid()
-            && manifest.version() == map.version()
-            && manifest.writer() == fence
-            && manifest.digest() == digest(map)
-    })
-}
-
 /// A table of its head and the map that the head speaks of.
 fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> Table {
     Table::new(head.table, head.fence, head.binding, map)
@@ -337,16 +286,6 @@ impl Handle {
         Err(op.contended())
     }
 
-    fn encode(&self, table: &TableName, head: &TableHeadV1, map: &ShardMap) -> Result<EncodedMap> {
-        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
-        match (self.maps.get(table), &head.manifest) {
-            (Some(known), Some(manifest)) if known.manifest == *manifest => {
-                encode_next(manifest, &known.map, map, limits)
-            }
-            _ => encode_map(map, limits),
-        }
-    }
-
     async fn write_chunks(
         &self,
         op: Op<'_>,
@@ -404,23 +343,16 @@ impl Handle {
         manifest: Manifest,
         map: &Arc<ShardMap>,
     ) {
-        let was_swept = self.maps.get(table).is_some_and(|known| known.is_swept);
-        let is_inline = manifest.keys().next().is_none();
-        let is_swept = was_swept && is_inline;
-        let known = Known { manifest: manifest.clone(), map: Arc::clone(map), is_swept };
-        self.maps.put(table, known);
-        if is_swept {
+        if !self.maps.published(table, &manifest, map) {
             return;
         }
-        let named = manifest.keys().chain(previous.iter().flat_map(Manifest::keys)).collect();
         let sweep = Sweep {
             client: self.client.clone(),
             keys: self.keys.clone(),
             maps: self.maps.clone(),
             table: table.clone(),
-            fence: fence.clone(),
             version: manifest.version(),
-            named,
+            old: OldChunks::after(fence, previous.as_ref(), &manifest),
         };
         self.client.tasks().spawn(sweep.run());
     }
@@ -430,12 +362,10 @@ impl Handle {
 struct Sweep {
     client: Client,
     keys: Keys,
-    maps: Maps,
+    maps: KnownMaps,
     table: TableName,
-    fence: Fence,
     version: Version,
-    /// The chunks of the two newest manifests.
-    named: HashSet<ChunkKey>,
+    old: OldChunks,
 }
 
 impl Sweep {
@@ -457,7 +387,7 @@ impl Sweep {
         }
         let is_old = |object: &Object| {
             let key = object.name().strip_prefix(&before).and_then(|text| text.parse().ok());
-            key.is_some_and(|key| self.is_old(&key))
+            key.is_some_and(|key| self.old.contains(&key))
         };
         let old: Vec<_> = list.objects.into_iter().filter(is_old).collect();
         let removals = old.into_iter().map(|object| async move {
@@ -469,51 +399,13 @@ impl Sweep {
         });
         stream::iter(removals).buffer_unordered(WRITES_MAX).try_collect::<()>().await
     }
-
-    /// Whether a chunk is of no use to anybody. Those of a greater term are a successor's, who may
-    /// be writing them just now.
-    fn is_old(&self, key: &ChunkKey) -> bool {
-        let is_mine = key.attempt == self.fence.attempt && key.version <= self.version;
-        let is_past = key.term < self.fence.term || (key.term == self.fence.term && is_mine);
-        is_past && !self.named.contains(key)
-    }
-}
-
-impl Maps {
-    fn get(&self, table: &TableName) -> Option<Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(table).cloned()
-    }
-
-    /// Remembers a map, unless a newer one of the same life is known.
-    fn put(&self, table: &TableName, known: Known) {
-        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = maps.entry(table.clone()).or_insert_with(|| known.clone());
-        if newest.map.uid() != known.map.uid() || newest.map.version() <= known.map.version() {
-            *newest = known;
-        }
-    }
-
-    fn swept(&self, table: &TableName, version: Version) {
-        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = maps.get_mut(table)
-            && known.manifest.version() == version
-        {
-            known.is_swept = true;
-        }
-    }
-}
-
-impl fmt::Debug for Maps {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Maps").finish_non_exhaustive()
-    }
 }
 
 /// Reads tables.
 struct Reader {
     client: Client,
     keys: Keys,
-    maps: Maps,
+    maps: KnownMaps,
 }
 
 impl Reader {
@@ -547,18 +439,25 @@ impl Reader {
 
     /// The map that a head speaks of; none if a chunk of it is missing.
     async fn map(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Option<Arc<ShardMap>>> {
-        let Some(manifest) = &head.manifest else {
-            return Ok(Some(Arc::new(ShardMap::empty(head.header.clone(), head.uid))));
+        let fetch = match self.maps.read(head) {
+            Ok(map) => return Ok(Some(map)),
+            Err(fetch) => fetch,
         };
-        let known = self.maps.get(&head.table);
-        if let Some(known) = &known
-            && known.manifest == *manifest
-        {
-            return Ok(Some(Arc::clone(&known.map)));
-        }
-        let have = known.as_ref().map(|known| &*known.map);
-        let reads = manifest.needed(have).into_iter().map(|key| async move {
-            let name = self.keys.chunk(&head.table, &key);
+        let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
+        let Some(chunks) = chunks else { return Ok(None) };
+        let map = self.maps.assemble(head, &fetch, &chunks);
+        map.map(Some).map_err(|error| op.corrupt(error))
+    }
+
+    /// Chunks by their keys; none if one of them is gone.
+    async fn chunks(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        keys: &[ChunkKey],
+    ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
+        let reads = keys.iter().copied().map(|key| async move {
+            let name = self.keys.chunk(table, &key);
             let object = self.client.get(op, Resource::ConfigMaps, &name).await?;
             let Some(object) = object else { return Ok(None) };
             match object.binary(CHUNK) {
@@ -567,14 +466,7 @@ impl Reader {
             }
         });
         let chunks: Vec<_> = stream::iter(reads).buffer_unordered(WRITES_MAX).try_collect().await?;
-        let Some(chunks) = chunks.into_iter().collect::<Option<HashMap<_, _>>>() else {
-            return Ok(None);
-        };
-        let map = manifest.assemble(have, &chunks).map_err(|error| op.corrupt(error))?;
-        let map = Arc::new(map);
-        let known = Known { manifest: manifest.clone(), map: Arc::clone(&map), is_swept: false };
-        self.maps.put(&head.table, known);
-        Ok(Some(map))
+        Ok(chunks.into_iter().collect())
     }
 }
 
@@ -597,34 +489,18 @@ fn field<'a>(op: Op<'_>, object: &'a Object, name: &str) -> Result<&'a [u8]> {
 }
 
 fn read_head(op: Op<'_>, table: &TableName, object: &Object) -> Result<TableHeadV1> {
-    let value = field(op, object, HEAD)?;
-    let head = TableHeadV1::decode(value).map_err(|error| op.corrupt(error))?;
-    if head.table != *table {
-        let why = format!("the record is that of another table found={}", head.table);
-        return Err(Error::corrupt(op.name, why).resource(table));
-    }
-    Ok(head)
+    TableHeadV1::read(table, field(op, object, HEAD)?).map_err(|error| op.corrupt(error))
 }
 
 fn read_request(op: Op<'_>, id: RequestId, object: &Object) -> Result<Request> {
-    let request = RequestV1::decode(field(op, object, REQUEST)?)
-        .and_then(RequestV1::into_request)
-        .map_err(|error| op.corrupt(error))?;
-    if request.id != id {
-        let why = format!("the record is that of another request found={}", request.id);
-        return Err(Error::corrupt(op.name, why).resource(id));
-    }
-    Ok(request)
+    RequestV1::read(id, field(op, object, REQUEST)?).map_err(|error| op.corrupt(error))
 }
 
 fn read_answer(op: Op<'_>, id: RequestId, object: &Object) -> Result<Option<Answer>> {
-    let Some(text) = object.data(ANSWER) else { return Ok(None) };
-    let record = AnswerV1::decode(text.as_bytes()).map_err(|error| op.corrupt(error))?;
-    if record.id != id {
-        let why = format!("the record is the answer to another request found={}", record.id);
-        return Err(Error::corrupt(op.name, why).resource(id));
-    }
-    record.into_answer().map(Some).map_err(|error| op.corrupt(error))
+    let text = object.data(ANSWER);
+    text.map(|text| AnswerV1::read(id, text.as_bytes()))
+        .transpose()
+        .map_err(|error| op.corrupt(error))
 }
 
 /// Whether a request's time limit has passed: by how long this observer has known it, or by the API

@@ -60,6 +60,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use coord_core::wire::KnownMaps;
 use coord_core::{
     Backend, BackendInfo, BackendUrl, Consistency, Discovery, ErrorKind, ExpiryClock, Guarantees,
     Health, HealthStatus, Lease, Opener, Origin, Placement, Result,
@@ -70,7 +71,6 @@ use self::client::{Bucket, Client, Condition, Expiry, MARKER_TTL, Put, expires_l
 use self::config::{Config, OPTIONS, Storage};
 use self::error::Op;
 use self::keys::Keys;
-use self::placement::Maps;
 
 /// The scheme of its URLs.
 pub const SCHEME: &str = "nats";
@@ -101,7 +101,7 @@ pub(crate) struct Handle {
     bucket: Bucket,
     keys: Keys,
     info: BackendInfo,
-    maps: Maps,
+    maps: KnownMaps,
 }
 
 impl NatsBackend {
@@ -123,7 +123,7 @@ impl NatsBackend {
         let subject = keys.probe(&client.unique());
         client.reach_bucket(op, &subject, config.connect_timeout).await?;
         let info = info(&client, &config, &bucket);
-        let handle = Handle { client, config, bucket, keys, info, maps: Maps::default() };
+        let handle = Handle { client, config, bucket, keys, info, maps: KnownMaps::default() };
         Ok(Self { handle: Arc::new(handle) })
     }
 }

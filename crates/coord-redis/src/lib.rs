@@ -34,6 +34,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use coord_core::wire::KnownMaps;
 use coord_core::{
     Backend, BackendInfo, BackendUrl, Consistency, Discovery, Effect, Era, ErrorKind, ExpiryClock,
     Guarantees, Health, Incarnation, Lease, Opener, Origin, Placement, Result,
@@ -44,7 +45,6 @@ use crate::client::Client;
 use crate::config::{Config, OPTIONS};
 use crate::error::Op;
 use crate::keys::{Keys, Kind};
-use crate::placement::Maps;
 
 /// The scheme of its URLs.
 pub const SCHEME: &str = "redis";
@@ -90,7 +90,7 @@ pub(crate) struct Handle {
     client: Client,
     era: Era,
     info: Arc<BackendInfo>,
-    maps: Maps,
+    maps: KnownMaps,
 }
 
 impl RedisBackend {
@@ -127,7 +127,7 @@ impl RedisBackend {
             guarantees,
         );
         let handle =
-            Handle { client, era: config.era, info: Arc::new(info), maps: Maps::default() };
+            Handle { client, era: config.era, info: Arc::new(info), maps: KnownMaps::default() };
         handle.warn(op).await?;
         Ok(Self { handle })
     }

@@ -5,20 +5,21 @@
 //! Chunks are written first. A reader that misses one reads the head again, for they are removed once
 //! two newer maps have been written.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use coord_core::fencing::{TableState, check_map};
 use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, Manifest, Record, RequestV1, TableHeadV1, WireLimits, digest,
-    encode_map, encode_next,
+    AnswerV1, ChunkKey, EncodedMap, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
+    WireLimits, digest,
 };
 use coord_core::{
-    Answer, Answered, Binding, Claim, ClaimRequest, Effect, Error, ErrorKind, Fence, Placement,
-    PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
-    Table, TableName, TableUid, Version,
+    Answer, Answered, Claim, ClaimRequest, Effect, ErrorKind, Fence, Placement, PlacementEvent,
+    Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName,
+    TableUid, Version,
 };
 use futures::stream::BoxStream;
 
@@ -33,29 +34,8 @@ use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
 const CHUNKS_AT_ONCE: usize = 4;
 /// How many chunks are removed at once.
 const REMOVED_AT_ONCE: usize = 100;
-/// Of how many tables the newest map is kept.
-const MAPS_MAX: usize = 64;
 /// The most requests that may be within their time limit at once.
 const REQUESTS_MAX: usize = 10_000;
-
-/// The newest maps that went through this handle, so that a change is read and written as the
-/// little that it is. It decides nothing.
-#[derive(Clone, Default)]
-pub(crate) struct Maps(Arc<Mutex<HashMap<TableName, Arc<ShardMap>>>>);
-
-impl Maps {
-    fn get(&self, table: &TableName) -> Option<Arc<ShardMap>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(table).cloned()
-    }
-
-    fn put(&self, table: &TableName, map: &Arc<ShardMap>) {
-        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if maps.len() >= MAPS_MAX && !maps.contains_key(table) {
-            maps.clear();
-        }
-        maps.insert(table.clone(), Arc::clone(map));
-    }
-}
 
 /// A table and the lease of a fence, as they stood at one moment.
 struct Seen {
@@ -108,7 +88,7 @@ impl Placement for Handle {
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
         let op = Op::new("publish", table.as_str());
-        check_map(op, fence, expected, map)?;
+        check_map(table, fence, expected, map)?;
         for _ in 0..ROUNDS {
             if let Some(publish) = self.try_publish(op, table, fence, expected, map).await? {
                 return Ok(publish);
@@ -176,7 +156,7 @@ impl Placement for Handle {
                 return Ok(Answered::Gone);
             }
             if let Some(earlier) = seen.some(2) {
-                let earlier = answer_of(op, earlier)?;
+                let earlier = answer_of(op, *id, earlier)?;
                 let is_same = earlier == *answer;
                 return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
             }
@@ -197,23 +177,8 @@ impl Placement for Handle {
     }
 }
 
-/// Refuses a map that is not the version after `expected`, or that names another writer.
-fn check_map(op: Op<'_>, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
-    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
-        format!("the map is of version {}, which does not follow {expected}", map.version())
-    } else if map.writer() != Some(fence) {
-        format!("the map does not name the fence of term {} as its writer", fence.term)
-    } else {
-        return Ok(());
-    };
-    Err(Error::invalid(op.name, why).resource(op.resource))
-}
-
 fn head_of(op: Op<'_>, table: &TableName, bytes: &[u8]) -> Result<Head> {
-    let record = TableHeadV1::decode(bytes).map_err(|error| op.corrupt(error))?;
-    if record.table != *table {
-        return Err(op.misplaced(table.as_str()));
-    }
+    let record = TableHeadV1::read(table, bytes).map_err(|error| op.corrupt(error))?;
     Ok(Head { record, mark: mark_of(op, bytes)? })
 }
 
@@ -281,17 +246,12 @@ impl Handle {
             let record = TableHeadV1::created(table.clone(), header.clone(), fence.clone());
             return self.put_claim(op, record, None, &lease).await;
         };
-        let is_bound = record.binding.admits(fence);
-        if !is_bound && request.rebind_from.as_ref() != Some(&record.binding) {
-            return Ok(Some(Claim::OtherLease(record.binding)));
+        let state = TableState::from(&record);
+        if let Some(refusal) = state.refuse_claim(request, lease.is_some()) {
+            return Ok(Some(refusal));
         }
-        let Some(lease) = lease.filter(|_| !is_bound || fence.passes(&record.fence)) else {
-            return Ok(Some(Claim::Fenced(record.fence)));
-        };
-        if record.header != *header {
-            return Ok(Some(Claim::Mismatch(record.header)));
-        }
-        let claimed = record.with_fence(fence.clone()).with_binding(Binding::of(fence));
+        let Some(lease) = lease else { return Ok(None) };
+        let claimed = record.claimed_by(fence);
         // Also where it was this fence's already: what is read below must be sealed by it now.
         self.put_claim(op, claimed, Some(mark), &lease).await
     }
@@ -364,49 +324,34 @@ impl Handle {
         let Some(Head { record: head, mark }) = head else {
             return Ok(Some(Publish::Fenced(None)));
         };
-        let passes = head.binding.admits(fence) && fence.passes(&head.fence);
-        let Some(lease) = lease.filter(|_| passes) else {
-            return Ok(Some(Publish::Fenced(Some(head.fence))));
-        };
-        if is_published(&head, map) {
+        let settled = TableState::from(&head).settle_publish(
+            table,
+            fence,
+            expected,
+            map,
+            lease.is_some(),
+            || head.holds(map),
+        )?;
+        let Some(lease) = lease else { return Ok(settled) };
+        if let Some(settled) = settled {
             // Written once more where it has to be confirmed: the first time may have gone without.
             let is_done = self.client.min_replicas() == 0
+                || !matches!(settled, Publish::Published(_))
                 || self.put_head(op, &head, Some(mark), &lease).await?.is_some();
-            return Ok(is_done.then(|| Publish::Published(map.version())));
+            return Ok(is_done.then_some(settled));
         }
-        let (uid, version) = (head.uid, head.version());
-        if map.uid() != uid || expected != version {
-            return Ok(Some(Publish::Conflict { uid, version }));
-        }
-        if *map.header() != head.header {
-            let why = format!("the map has header {:?}, the table another", map.header());
-            return Err(Error::invalid(op.name, why).resource(op.resource));
-        }
-        let encoded = self.encode(table, &head, map)?;
+        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
+        let encoded = self.maps.encode(&head, map, limits)?;
         self.put_chunks(op, table, &encoded).await?;
-        let mut kept: HashSet<ChunkKey> = encoded.manifest.keys().collect();
-        kept.extend(head.manifest.iter().flat_map(Manifest::keys));
-        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest);
+        let old = OldChunks::after(fence, head.manifest.as_ref(), &encoded.manifest);
+        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest.clone());
         let Some(mark) = self.put_head(op, &head, Some(mark), &lease).await? else {
             return Ok(None);
         };
-        self.maps.put(table, map);
-        self.remove_chunks(table, mark, fence, map.version(), kept);
-        Ok(Some(Publish::Published(map.version())))
-    }
-
-    /// The map as a delta on the stored one where this handle knows that, else as a base.
-    fn encode(&self, table: &TableName, head: &TableHeadV1, map: &ShardMap) -> Result<EncodedMap> {
-        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
-        let known = self.maps.get(table);
-        match (&head.manifest, known) {
-            (Some(manifest), Some(old))
-                if old.uid() == map.uid() && old.version().next() == map.version() =>
-            {
-                encode_next(manifest, &old, map, limits)
-            }
-            _ => encode_map(map, limits),
+        if self.maps.published(table, &encoded.manifest, map) {
+            self.remove_chunks(table, mark, map.version(), old);
         }
+        Ok(Some(Publish::Published(map.version())))
     }
 
     async fn put_chunks(&self, op: Op<'_>, table: &TableName, encoded: &EncodedMap) -> Result<()> {
@@ -418,31 +363,22 @@ impl Handle {
         Ok(())
     }
 
-    /// Removes, in the background, the chunks that neither of the two newest manifests names. Each
-    /// step is conditional on the head being the one that was just written: whoever writes chunks
-    /// for a later map under another fence has changed it before, by a claim, and a later map of
-    /// this fence's own has a higher version.
-    fn remove_chunks(
-        &self,
-        table: &TableName,
-        head: u64,
-        fence: &Fence,
-        version: Version,
-        kept: HashSet<ChunkKey>,
-    ) {
-        let (client, table, term) = (self.client.clone(), table.clone(), fence.term);
+    /// Removes, in the background, the chunks that are of no use any more. Each step is conditional on
+    /// the head being the one that was just written.
+    fn remove_chunks(&self, table: &TableName, head: u64, version: Version, old: OldChunks) {
+        let (client, maps, table) = (self.client.clone(), self.maps.clone(), table.clone());
         self.client.tidy_up(async move {
             let op = Op::new("remove chunks", table.as_str());
             let chunks = client.keys().chunks(&table);
             let mut command = redis::cmd("HKEYS");
             command.arg(&chunks);
             let Ok(stored) = client.send(op, Effect::None, command).await else { return };
+            if stored.items().is_empty() {
+                maps.swept(&table, version);
+            }
             let is_old = |field: &&Bytes| {
-                let key =
-                    std::str::from_utf8(field).ok().and_then(|it| it.parse::<ChunkKey>().ok());
-                key.is_some_and(|key| {
-                    (key.version <= version || key.term < term) && !kept.contains(&key)
-                })
+                let key = std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
+                key.is_some_and(|key| old.contains(&key))
             };
             let old: Vec<&Bytes> = stored.items().iter().filter(is_old).collect();
             let head = head.to_string();
@@ -461,52 +397,37 @@ impl Handle {
 
     /// The map that a head names.
     async fn map_of(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Read> {
-        let Some(manifest) = &head.manifest else {
-            return Ok(Read::Whole(Arc::new(ShardMap::empty(head.header.clone(), head.uid))));
+        let fetch = match self.maps.read(head) {
+            Ok(map) => return Ok(Read::Whole(map)),
+            Err(fetch) => fetch,
         };
-        let known = self.maps.get(&head.table).filter(|map| map.uid() == head.uid);
-        if let Some(known) = &known
-            && known.version() == manifest.version()
-            && digest(known) == manifest.digest()
-        {
-            return Ok(Read::Whole(Arc::clone(known)));
-        }
-        let read = self.assemble(op, head, manifest, known.as_deref()).await;
-        match read {
-            // A failover may have lost the map that is known here, and another took its version.
-            Err(error) if error.kind() == ErrorKind::Corrupt && known.is_some() => {
-                self.assemble(op, head, manifest, None).await
-            }
-            read => read,
-        }
+        let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
+        let Some(chunks) = chunks else { return Ok(Read::Torn) };
+        let map = self.maps.assemble(head, &fetch, &chunks);
+        map.map(Read::Whole).map_err(|error| op.corrupt(error))
     }
 
-    /// Puts a map together from the chunks that are needed beside the one that is known.
-    async fn assemble(
+    /// Chunks by their keys; none if one of them is gone.
+    async fn chunks(
         &self,
         op: Op<'_>,
-        head: &TableHeadV1,
-        manifest: &Manifest,
-        known: Option<&ShardMap>,
-    ) -> Result<Read> {
-        let needed = manifest.needed(known);
-        let mut chunks = HashMap::with_capacity(needed.len());
-        for keys in needed.chunks(CHUNKS_AT_ONCE) {
+        table: &TableName,
+        keys: &[ChunkKey],
+    ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
+        let mut chunks = HashMap::with_capacity(keys.len());
+        for keys in keys.chunks(CHUNKS_AT_ONCE) {
             let mut command = redis::cmd("HMGET");
-            command.arg(self.client.keys().chunks(&head.table));
+            command.arg(self.client.keys().chunks(table));
             for key in keys {
                 command.arg(key.to_string());
             }
             let reply = self.client.send(op, Effect::None, command).await?;
             for (place, key) in keys.iter().enumerate() {
-                let Some(value) = reply.some(place) else { return Ok(Read::Torn) };
+                let Some(value) = reply.some(place) else { return Ok(None) };
                 chunks.insert(*key, value.clone());
             }
         }
-        let map = manifest.assemble(known, &chunks);
-        let map = Arc::new(map.map_err(|error| op.corrupt(error))?);
-        self.maps.put(&head.table, &map);
-        Ok(Read::Whole(map))
+        Ok(Some(chunks))
     }
 
     /// Requests with their answers, by id: those that are named, or all. None for one that is gone.
@@ -519,20 +440,10 @@ impl Handle {
         let mut found = BTreeMap::new();
         for place in (0..reply.items().len()).step_by(3) {
             let id: RequestId = reply.text(place).parse().map_err(|error| op.corrupt(error))?;
-            found.insert(id, Arrived::of(op, &reply, place + 1)?);
+            found.insert(id, Arrived::of(op, id, &reply, place + 1)?);
         }
         Ok(found)
     }
-}
-
-/// Whether the stored map is this very one: then this is a retry of the publish that wrote it.
-fn is_published(head: &TableHeadV1, map: &ShardMap) -> bool {
-    head.manifest.as_ref().is_some_and(|manifest| {
-        manifest.uid() == map.uid()
-            && manifest.version() == map.version()
-            && Some(manifest.writer()) == map.writer()
-            && manifest.digest() == digest(map)
-    })
 }
 
 struct TableTopic {
@@ -617,18 +528,16 @@ struct Arrived {
 }
 
 impl Arrived {
-    fn of(op: Op<'_>, reply: &Reply, place: usize) -> Result<Option<Self>> {
+    fn of(op: Op<'_>, id: RequestId, reply: &Reply, place: usize) -> Result<Option<Self>> {
         let Some(bytes) = reply.some(place) else { return Ok(None) };
-        let record = RequestV1::decode(bytes).and_then(RequestV1::into_request);
-        let request = record.map_err(|error| op.corrupt(error))?;
-        let answer = reply.some(place + 1).map(|bytes| answer_of(op, bytes)).transpose()?;
+        let request = RequestV1::read(id, bytes).map_err(|error| op.corrupt(error))?;
+        let answer = reply.some(place + 1).map(|bytes| answer_of(op, id, bytes)).transpose()?;
         Ok(Some(Self { mark: mark_of(op, bytes)?, request, answer }))
     }
 }
 
-fn answer_of(op: Op<'_>, bytes: &[u8]) -> Result<Answer> {
-    let record = AnswerV1::decode(bytes).and_then(AnswerV1::into_answer);
-    record.map_err(|error| op.corrupt(error))
+fn answer_of(op: Op<'_>, id: RequestId, bytes: &[u8]) -> Result<Answer> {
+    AnswerV1::read(id, bytes).map_err(|error| op.corrupt(error))
 }
 
 struct RequestsTopic {

@@ -11,6 +11,7 @@ use super::Handle;
 use super::store::{Expiring, State, Store};
 use super::watch::{Topic, subscribe, until_closed};
 use crate::error::{Error, ErrorKind, Result};
+use crate::fencing::{TableState, check_map};
 use crate::placement::{Answered, Claim, Placement, PlacementEvent, Publish, RequestEvent};
 use crate::types::{
     Answer, Binding, ClaimRequest, Fence, REQUEST_TIME_LIMIT_MAX, Request, RequestId,
@@ -78,18 +79,6 @@ impl Placement for Handle {
     }
 }
 
-/// Refuses a map that is not the version after `expected`, or that names another writer.
-fn check_map(table: &TableName, fence: &Fence, expected: Version, map: &ShardMap) -> Result<()> {
-    let why = if map.version().get().checked_sub(1) != Some(expected.get()) {
-        format!("the map is of version {}, which does not follow {expected}", map.version())
-    } else if map.writer() != Some(fence) {
-        format!("the map does not name the fence of term {} as its writer", fence.term)
-    } else {
-        return Ok(());
-    };
-    Err(Error::invalid("publish", why).resource(table))
-}
-
 impl State {
     fn claim(&mut self, request: &ClaimRequest) -> Claim {
         let fence = &request.fence;
@@ -105,15 +94,8 @@ impl State {
             self.table_changes.send_replace(());
             return Claim::Claimed(table);
         };
-        let is_bound = table.binding.admits(fence);
-        if !is_bound && request.rebind_from.as_ref() != Some(&table.binding) {
-            return Claim::OtherLease(table.binding.clone());
-        }
-        if !is_held || (is_bound && !fence.passes(&table.fence)) {
-            return Claim::Fenced(table.fence.clone());
-        }
-        if *table.map.header() != request.header {
-            return Claim::Mismatch(table.map.header().clone());
+        if let Some(refusal) = TableState::from(&*table).refuse_claim(request, is_held) {
+            return refusal;
         }
         table.binding = Binding::of(fence);
         table.fence = fence.clone();
@@ -129,20 +111,12 @@ impl State {
     ) -> Result<Publish> {
         let is_held = self.admits_lease_of(fence);
         let Some(table) = self.tables.get_mut(name) else { return Ok(Publish::Fenced(None)) };
-        if !is_held || !table.binding.admits(fence) || !fence.passes(&table.fence) {
-            return Ok(Publish::Fenced(Some(table.fence.clone())));
-        }
-        // The map names its version and its writer, so this is a retry of the same publish.
-        if table.map == *map {
-            return Ok(Publish::Published(map.version()));
-        }
-        let (uid, version) = (table.map.uid(), table.map.version());
-        if map.uid() != uid || expected != version {
-            return Ok(Publish::Conflict { uid, version });
-        }
-        if map.header() != table.map.header() {
-            let why = format!("the map has header {:?}, the table another", map.header());
-            return Err(Error::invalid("publish", why).resource(name));
+        // The map names its version and its writer, so an equal one is a retry of the same publish.
+        let state = TableState::from(&*table);
+        let settled =
+            state.settle_publish(name, fence, expected, map, is_held, || table.map == *map)?;
+        if let Some(publish) = settled {
+            return Ok(publish);
         }
         table.fence = fence.clone();
         table.map = Arc::clone(map);

@@ -168,7 +168,13 @@ mod tests {
         fn no_load_breaks_it(loads in proptest::collection::vec(proptest::num::f64::ANY, 0..20)) {
             let report = say(None, &loads, 4);
             let json = serde_json::to_vec(&report).expect("writes");
-            prop_assert_eq!(serde_json::from_slice::<LoadReport>(&json).expect("reads"), report);
+            let read: LoadReport = serde_json::from_slice(&json).expect("reads");
+            // JSON's reader may be off by the last bit, which no rounding step notices.
+            let codes = |report: &LoadReport| -> Vec<u64> {
+                report.shards.values().chain(&report.rest).map(|load| code(load.get())).collect()
+            };
+            prop_assert_eq!(codes(&read), codes(&report));
+            prop_assert!(read.shards.keys().eq(report.shards.keys()));
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Where a chunk is stored.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
+use super::Manifest;
 use crate::error::{Error, Result};
-use crate::types::{AttemptId, Term, Version};
+use crate::types::{AttemptId, Fence, Term, Version};
 
 /// Where a chunk is stored: what it is part of, who wrote it, and the hash of its content. Two
 /// different chunks of one table never share a key, whoever wrote them, so "create if absent" is
@@ -51,5 +53,33 @@ impl FromStr for ChunkKey {
             (key.to_string() == text).then_some(key)
         };
         parse().ok_or_else(|| Error::invalid("parse", format!("{text:?} is no chunk key")))
+    }
+}
+
+/// Which chunks are of no use to anybody, once a map has been published.
+#[derive(Clone, Debug)]
+pub struct OldChunks {
+    writer: Fence,
+    version: Version,
+    /// The chunks of the two newest manifests.
+    named: HashSet<ChunkKey>,
+}
+
+impl OldChunks {
+    /// After `writer` has put `manifest` in the place of `previous`.
+    #[must_use]
+    pub fn after(writer: &Fence, previous: Option<&Manifest>, manifest: &Manifest) -> Self {
+        let named = manifest.keys().chain(previous.into_iter().flat_map(Manifest::keys)).collect();
+        Self { writer: writer.clone(), version: manifest.version(), named }
+    }
+
+    /// Whether a chunk is one of them. Those of a greater term are a successor's, who may be writing
+    /// them just now, and those of a later version this writer's own next.
+    #[must_use]
+    pub fn contains(&self, key: &ChunkKey) -> bool {
+        let Self { writer, version, named } = self;
+        let is_mine = key.attempt == writer.attempt && key.version <= *version;
+        let is_past = key.term < writer.term || (key.term == writer.term && is_mine);
+        is_past && !named.contains(key)
     }
 }

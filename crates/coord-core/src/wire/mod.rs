@@ -13,8 +13,8 @@
 //! length that was read decides alone how much memory is taken.
 //!
 //! Writing: [`encode_map`] or [`encode_next`]; store the chunks, then change the head. Reading:
-//! [`TableHeadV1::decode`](Record::decode), fetch what [`Manifest::needed`] names,
-//! [`Manifest::assemble`].
+//! [`TableHeadV1::read`], fetch what [`Manifest::needed`] names, [`Manifest::assemble`]. A backend does
+//! both through [`KnownMaps`], and removes [`OldChunks`].
 
 mod bits;
 mod chunk;
@@ -23,6 +23,7 @@ mod digest;
 mod encode;
 mod epochs;
 mod key;
+mod known;
 mod manifest;
 mod motions;
 mod nodes;
@@ -36,7 +37,8 @@ pub use digest::digest;
 pub use encode::{
     EncodedMap, VALUE_BYTES_MIN, WireLimits, encode_map, encode_next, is_compaction_due,
 };
-pub use key::ChunkKey;
+pub use key::{ChunkKey, OldChunks};
+pub use known::{Fetch, KnownMaps};
 pub use manifest::{DELTAS_MAX, Manifest};
 pub use owners::CHUNK_SHARDS_MAX;
 pub use records::{AnswerV1, Body, LeaseRecordV1, NodeRecordV1, Record, RequestV1, TableHeadV1};

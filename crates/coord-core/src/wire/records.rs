@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Manifest, nodes};
+use super::{Manifest, digest, nodes};
 use crate::error::{Error, Result};
 use crate::types::{
     Answer, Binding, Era, Fence, Grant, Holder, LeaseName, NodeId, NodeInfo, NodeRecord, Origin,
@@ -238,6 +238,38 @@ impl TableHeadV1 {
         Self { table, uid, header, binding, fence, manifest: None }
     }
 
+    /// Reads the head of this very table.
+    ///
+    /// # Errors
+    /// `Corrupt`, as [`decode`](Record::decode) says, and for the head of another table.
+    pub fn read(table: &TableName, bytes: &[u8]) -> Result<Self> {
+        let head = Self::decode(bytes)?;
+        if head.table != *table {
+            let why = format!("the record is that of another table found={}", head.table);
+            return Err(Error::corrupt("decode", why).resource(table));
+        }
+        Ok(head)
+    }
+
+    /// Whether the stored map is this very one, written under this very fence.
+    #[must_use]
+    pub fn holds(&self, map: &ShardMap) -> bool {
+        self.manifest.as_ref().is_some_and(|manifest| {
+            manifest.uid() == map.uid()
+                && manifest.version() == map.version()
+                && Some(manifest.writer()) == map.writer()
+                && manifest.digest() == digest(map)
+        })
+    }
+
+    /// As a claim of this fence leaves it.
+    #[must_use]
+    pub fn claimed_by(mut self, fence: &Fence) -> Self {
+        self.binding = Binding::of(fence);
+        self.fence = fence.clone();
+        self
+    }
+
     /// With this as the highest fence.
     #[must_use]
     pub fn with_fence(mut self, fence: Fence) -> Self {
@@ -315,6 +347,16 @@ impl RequestV1 {
         }
     }
 
+    /// Reads this very request.
+    ///
+    /// # Errors
+    /// `Corrupt`, as [`decode`](Record::decode) says, and for another request.
+    pub fn read(id: RequestId, bytes: &[u8]) -> Result<Request> {
+        let record = Self::decode(bytes)?;
+        is_of(id, record.id)?;
+        record.into_request()
+    }
+
     /// The request.
     ///
     /// # Errors
@@ -353,6 +395,16 @@ impl AnswerV1 {
         Self { id, body: Body(answer.body.clone()) }
     }
 
+    /// Reads the answer to this very request.
+    ///
+    /// # Errors
+    /// `Corrupt`, as [`decode`](Record::decode) says, and for the answer to another request.
+    pub fn read(id: RequestId, bytes: &[u8]) -> Result<Answer> {
+        let record = Self::decode(bytes)?;
+        is_of(id, record.id)?;
+        record.into_answer()
+    }
+
     /// The answer.
     ///
     /// # Errors
@@ -360,6 +412,14 @@ impl AnswerV1 {
     pub fn into_answer(self) -> Result<Answer> {
         Answer::new(self.body.0).map_err(|error| out_of_bounds(&error, self.id))
     }
+}
+
+fn is_of(id: RequestId, found: RequestId) -> Result<()> {
+    if found == id {
+        return Ok(());
+    }
+    let why = format!("the record is that of another request found={found}");
+    Err(Error::corrupt("decode", why).resource(id))
 }
 
 fn out_of_bounds(error: &Error, id: RequestId) -> Error {

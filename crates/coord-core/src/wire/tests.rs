@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -565,4 +566,83 @@ fn only_the_one_text_of_a_key_is_a_key() {
     {
         assert!(bad.parse::<ChunkKey>().is_err(), "{bad}");
     }
+}
+
+#[test]
+fn what_a_handle_knows_makes_reads_and_writes_small_and_decides_nothing() {
+    let mut rng = StdRng::seed_from_u64(5);
+    let (limits, known, table) =
+        (limits().without_inline(), KnownMaps::default(), TableName::cluster());
+    let old = Arc::new(any_map(&mut rng, 4000, 1, 9));
+    let encoded = encode_map(&old, limits).expect("encodes");
+    let created = TableHeadV1::created(table.clone(), old.header.clone(), fence(1));
+    let head = TableHeadV1 { uid: old.uid, ..created }.with_manifest(encoded.manifest.clone());
+    let fetch = known.read(&head).expect_err("nothing is known yet");
+    let chunks: HashMap<_, _> = encoded.chunks.into_iter().collect();
+    assert_eq!(fetch.keys.len(), chunks.len());
+    let read = known.assemble(&head, &fetch, &chunks).expect("whole");
+    assert_eq!(read, old);
+    assert_eq!(known.read(&head).expect("known"), old);
+    let mut next = (*old).clone();
+    next.version = old.version.next();
+    next.owners[0] = if next.owners[0] == u16::MAX { any_slot(&next, &mut rng) } else { u16::MAX };
+    let next = Arc::new(next);
+    let change = known.encode(&head, &next, limits).expect("encodes");
+    assert_eq!(change.manifest.deltas.len(), 1, "a difference from what is known");
+    let fresh = KnownMaps::default().encode(&head, &next, limits).expect("encodes");
+    assert!(fresh.manifest.deltas.is_empty(), "and a base where nothing is");
+    assert!(known.published(&table, &change.manifest, &next), "chunks are stored");
+    // A late read of the older map does not take the place of the newer.
+    known.assemble(&head, &fetch, &chunks).expect("whole");
+    let newer = head.clone().with_manifest(change.manifest);
+    assert_eq!(known.read(&newer).expect("known"), next);
+}
+
+#[test]
+fn a_swept_table_without_chunks_is_not_swept_again() {
+    let mut map = ShardMap::empty(header(4, 1), TableUid::from_u128(1));
+    let (known, table) = (KnownMaps::default(), TableName::cluster());
+    let mut publish = |swept| {
+        map.version = map.version.next();
+        map.writer = Some(fence(1));
+        let manifest = encode_map(&map, limits()).expect("encodes").manifest;
+        let is_due = known.published(&table, &manifest, &Arc::new(map.clone()));
+        if swept {
+            known.swept(&table, map.version);
+        }
+        is_due
+    };
+    assert!(publish(false), "nobody knows what is there");
+    assert!(publish(true), "still nobody does");
+    assert!(!publish(false) && !publish(false), "nothing is there, and nothing came");
+    known.swept(&table, Version::new(1));
+}
+
+#[test]
+fn only_what_no_reader_and_no_writer_needs_is_old() {
+    let mut rng = StdRng::seed_from_u64(6);
+    let limits = limits().without_inline();
+    let mut map = any_map(&mut rng, 4000, 1, 9);
+    map.version = Version::new(40);
+    let mut manifest = |version, term| {
+        map.version = Version::new(version);
+        map.writer = Some(fence(term));
+        encode_map(&map, limits).expect("encodes").manifest
+    };
+    let key = |version, term| {
+        let (attempt, version) = (fence(term).attempt, Version::new(version));
+        ChunkKey { term: Term::from_u64(term), attempt, version, index: 0, hash: 1 }
+    };
+    let (previous, newest) = (manifest(40, 7), manifest(41, 7));
+    let old = OldChunks::after(&fence(7), Some(&previous), &newest);
+    let named = previous.keys().chain(newest.keys());
+    assert!(named.into_iter().all(|key| !old.contains(&key)), "the two newest are read");
+    assert!(
+        old.contains(&key(39, 7)) && old.contains(&key(41, 7)),
+        "this writer's former and failed"
+    );
+    assert!(old.contains(&key(99, 6)), "an older writer's, whatever it was about to write");
+    assert!(!old.contains(&key(42, 7)), "this writer's next");
+    assert!(!old.contains(&key(41, 8)), "a successor's");
+    assert!(!old.contains(&ChunkKey { attempt: AttemptId::from_u128(1), ..key(41, 7) }));
 }
