@@ -405,6 +405,10 @@ impl Placement for Part<dyn Placement> {
         };
         if before && stored.is_some() {
             let (placement, request) = (Arc::clone(&self.inner), request.clone());
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "it outlives its caller; the world ends it"
+            )]
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 // By now somebody else may have claimed it.

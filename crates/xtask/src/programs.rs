@@ -69,6 +69,13 @@ pub(crate) fn read(messages: &str) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
+/// What is known of those that have ended.
+#[derive(Default)]
+struct Ended {
+    failed: Vec<String>,
+    times: Vec<(Duration, String)>,
+}
+
 /// Runs them, so many at once, each with its output in a file of the folder `outputs`, and prints each
 /// one's output when it ends; the names of those that failed.
 pub(crate) fn run(
@@ -79,7 +86,7 @@ pub(crate) fn run(
 ) -> Result<Vec<String>> {
     std::fs::create_dir_all(outputs).with_context(|| format!("create {}", outputs.display()))?;
     let waiting = Mutex::new(VecDeque::from(programs));
-    let ended: Mutex<(Vec<String>, Vec<(Duration, String)>)> = Mutex::default();
+    let ended = Mutex::new(Ended::default());
     let work = || -> Result<()> {
         loop {
             let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -93,9 +100,9 @@ pub(crate) fn run(
             show(&output)?;
             println!("     {name}: {:.1} s", took.as_secs_f64());
             if !passed {
-                ended.0.push(name.clone());
+                ended.failed.push(name.clone());
             }
-            ended.1.push((took, name));
+            ended.times.push((took, name));
         }
     };
     thread::scope(|scope| {
@@ -105,7 +112,7 @@ pub(crate) fn run(
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    let (failed, mut times) = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Ended { failed, mut times } = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     times.sort();
     let longest = times.iter().rev().take(LONGEST.len());
     let longest: Vec<_> =

@@ -143,8 +143,10 @@ impl Meter {
         let chunks: HashMap<_, _> = chunks.into_iter().collect();
         let have = known.as_ref().map(|(_, old)| &**old);
         let lacks = manifest.needed(have);
-        let read =
-            head + lacks.iter().filter_map(|key| chunks.get(key)).map(|b| b.len()).sum::<usize>();
+        let read = lacks
+            .iter()
+            .filter_map(|key| chunks.get(key))
+            .fold(head, |sum, chunk| sum + chunk.len());
         let decodes = cpu_time();
         let read_back = manifest.assemble(have, &chunks)?;
         let decoding = cpu_time().saturating_sub(decodes);

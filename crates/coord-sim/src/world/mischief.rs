@@ -226,7 +226,7 @@ impl World {
             12 => Command::Unpin { table, shard },
             13 => Command::Pause,
             14 => Command::Resume,
-            _ => Command::Leave { node, force: by % 2 == 0 },
+            _ => Command::Leave { node, force: by.is_multiple_of(2) },
         };
         self.trace(|| format!("{command:?}"));
         self.ask(by, Some(command));
