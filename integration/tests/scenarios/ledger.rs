@@ -137,7 +137,7 @@ impl Lines {
 
     pub(crate) async fn ask<A: DeserializeOwned>(
         &mut self,
-        question: &impl Serialize,
+        question: &(impl Serialize + Sync),
     ) -> io::Result<A> {
         self.write(question).await?;
         self.read().await
@@ -151,7 +151,7 @@ impl Lines {
         Ok(serde_json::from_str(&line)?)
     }
 
-    async fn write(&mut self, answer: &impl Serialize) -> io::Result<()> {
+    async fn write(&mut self, answer: &(impl Serialize + Sync)) -> io::Result<()> {
         let mut line = serde_json::to_vec(answer)?;
         line.push(b'\n');
         self.0.write_all(&line).await

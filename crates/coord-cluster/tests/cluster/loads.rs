@@ -175,7 +175,7 @@ async fn another_leader_begins_no_second_round() {
     while map(&nodes[0]).version() == before.version() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    until(&nodes[0], |status| status.is_settled()).await;
+    until(&nodes[0], coord_cluster::Status::is_settled).await;
     assert_eq!(moved(&before, &map(&nodes[0])), 6, "as many as one plan may move");
     kinds(&mut events);
     // Each new leader finds the loads still uneven, and leaves it to the periodic check.
@@ -198,7 +198,7 @@ async fn another_leader_begins_no_second_round() {
 async fn a_table_that_does_not_go_by_loads_is_never_asked_for_them() {
     let (store, meter) = (store(), Arc::<Meter>::default());
     let node = node_with(&store, "n1", &meter, Arc::new(Balanced::default())).await;
-    until(&node, |status| status.is_settled()).await;
+    until(&node, coord_cluster::Status::is_settled).await;
     tokio::time::sleep(5 * MINUTE).await;
     assert_eq!(meter.asked(), 0);
     let records = store.discovery().nodes().await.expect("answers");

@@ -125,7 +125,7 @@ async fn a_shard_that_kills_its_hosts_is_parked_after_three_and_the_others_are_p
     let mut scene = Scene::new();
     let nodes = three_killed(&mut scene).await;
     for node in &nodes {
-        let status = until(node, |status| status.is_settled()).await;
+        let status = until(node, coord_cluster::Status::is_settled).await;
         assert_eq!(status.parked, parked());
         assert_eq!(status.tables[0].orphans, 0, "it is no orphan that anybody has to place");
     }
@@ -190,7 +190,7 @@ async fn a_parked_shard_is_given_another_try_after_a_long_time() {
     assert_eq!(scene.killer.killed().len(), 3);
     scene.killer.deadly.lock().expect("not poisoned").clear();
     tokio::time::sleep(600 * SECOND).await;
-    let status = until(&nodes[0], |status| status.is_settled()).await;
+    let status = until(&nodes[0], coord_cluster::Status::is_settled).await;
     assert!(status.parked.is_empty());
     assert!(map(&nodes[0]).owner(ShardId::new(7)).is_some());
 }
