@@ -151,10 +151,17 @@ fn other_heir(shared: &Shared) -> Option<NodeId> {
     shared.look(|observer| observer.record().heir.clone().filter(|heir| *heir != shared.node))
 }
 
-/// Waits until leadership is being transferred to another node than the one that was late.
+/// Whether this node leads already.
+fn leads(shared: &Shared, node: &NodeId) -> bool {
+    shared.look(|observer| observer.leader().is_some_and(|now| now.node == *node))
+}
+
+/// Waits until leadership is being transferred to another node than the one that was late. One that leads
+/// stays named until its first write, and is waited for no more: by neither this nor [`leave_to_heir`], or
+/// a candidate would go from one to the other for as long without ever pausing.
 async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
     let mut news = shared.news();
-    while other_heir(shared).is_none_or(|heir| Some(&heir) == late) {
+    while other_heir(shared).is_none_or(|heir| Some(&heir) == late || leads(shared, &heir)) {
         if news.changed().await.is_err() {
             return;
         }
@@ -168,8 +175,7 @@ async fn leave_to_heir(shared: &Shared, given_way_to: Option<NodeId>) -> Option<
     let limit = shared.clock.now().plus(shared.settings.leader_retry * HEIR_RETRIES);
     let expected = || {
         let heir = other_heir(shared).or_else(|| given_way_to.clone())?;
-        let leads = shared.look(|observer| observer.leader().is_some_and(|now| now.node == heir));
-        (!leads).then_some(heir)
+        (!leads(shared, &heir)).then_some(heir)
     };
     tokio::select! {
         biased;

@@ -61,7 +61,8 @@ impl World {
         Duration::ZERO
     }
 
-    /// What an operator does: end drains, pauses and pins.
+    /// What an operator does: end drains, pauses and pins, and release what is parked: no host is to
+    /// blame, so whatever the world's crashes brought under suspicion is innocent.
     fn operate(&mut self) {
         let status = self.processes().find_map(Process::cluster).map(|cluster| cluster.status());
         let Some(status) = status else { return };
@@ -70,6 +71,11 @@ impl World {
         }
         if status.paused {
             self.ask(0, Some(Command::Resume));
+        }
+        for (table, shards) in &status.parked {
+            for shard in shards {
+                self.ask(0, Some(Command::Unpark { table: table.clone(), shard: *shard }));
+            }
         }
         for Place { table, shard } in self.pins.clone() {
             let table = self.tables.sheets().nth(table).map(|sheet| sheet.name.clone());
