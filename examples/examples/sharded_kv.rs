@@ -24,6 +24,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use async_trait::async_trait;
 use bytes::Bytes;
+use clap::Parser as _;
 use coord::cluster::{
     Cluster, Handler, Handoff, Host, Mail, Settings, ShardFence, ShardToken, TcpTransport,
 };
@@ -38,53 +39,37 @@ const SHARDS: u32 = 60;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let options = Options::parse(std::env::args().skip(1))?;
+    let options = Options::parse();
     if options.node.is_some() { serve(options).await } else { demo(options).await }
 }
 
+/// A sharded key-value service. With no arguments it is a demo that ends by itself.
+#[derive(clap::Parser)]
 struct Options {
+    /// The store that the members coordinate over.
+    #[arg(long, value_name = "URL", default_value = "memory://sharded-kv")]
     backend: String,
+    /// Be one member of this name, until a client says `leave`.
+    #[arg(long, value_name = "NAME")]
     node: Option<String>,
+    /// Where other members reach this one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    /// Where clients reach this member.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     clients: SocketAddr,
+    /// The folder that all members write to.
+    #[arg(long, value_name = "FOLDER")]
     storage: Option<PathBuf>,
+    /// How shards get from one member to another: exclusive, make_before_break or eager.
+    #[arg(long, value_name = "MODE", default_value = "exclusive", value_parser = handoff)]
     handoff: Handoff,
 }
 
-impl Options {
-    fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Self> {
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut options = Self {
-            backend: "memory://sharded-kv".to_owned(),
-            node: None,
-            listen: anywhere,
-            clients: anywhere,
-            storage: None,
-            handoff: Handoff::Exclusive,
-        };
-        while let Some(name) = arguments.next() {
-            let value = arguments.next().with_context(|| format!("{name} wants a value"))?;
-            match name.as_str() {
-                "--backend" => options.backend = value,
-                "--node" => options.node = Some(value),
-                "--listen" => options.listen = value.parse()?,
-                "--clients" => options.clients = value.parse()?,
-                "--storage" => options.storage = Some(value.into()),
-                "--handoff" => {
-                    let all = [Handoff::Exclusive, Handoff::MakeBeforeBreak, Handoff::Eager];
-                    let mode = all.into_iter().find(|mode| mode.as_str() == value);
-                    options.handoff = mode.with_context(|| {
-                        format!("no handoff {value:?}; exclusive, make_before_break or eager")
-                    })?;
-                }
-                _ => anyhow::bail!(
-                    "unknown option {name}; there are --backend, --node, --listen, --clients, \
-                     --storage and --handoff"
-                ),
-            }
-        }
-        Ok(options)
-    }
+fn handoff(text: &str) -> Result<Handoff, String> {
+    let all = [Handoff::Exclusive, Handoff::MakeBeforeBreak, Handoff::Eager];
+    let mode = all.into_iter().find(|mode| mode.as_str() == text);
+    mode.ok_or_else(|| "it is exclusive, make_before_break or eager".to_owned())
 }
 
 /// One member: its part in the cluster, and the port for its clients.
