@@ -80,6 +80,7 @@ fn main() -> ExitCode {
 }
 
 /// Ends the program when a world does not end: no thread can be stopped from outside.
+#[expect(clippy::disallowed_methods, reason = "it is a thread of its own")]
 fn end_the_endless() {
     let clock = BootClock::new();
     loop {
