@@ -14,6 +14,7 @@ use coord_core::{
 use futures::FutureExt;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use tokio::sync::watch;
 
 pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
 use self::registration::{RegistrarOutcome, Times};
@@ -49,9 +50,8 @@ impl Keeper {
         info: NodeInfo,
         replace: Replace,
     ) -> Result<Self> {
-        let crate::Settings { heartbeat: interval, request_timeout: retry, node_ttl, .. } =
-            shared.settings;
-        let times = Times { interval, retry, ttl: node_ttl };
+        let crate::Settings { heartbeat: interval, request_timeout: retry, .. } = shared.settings;
+        let times = Times { interval, retry };
         let ttl = Ttl::new(shared.settings.node_ttl)?;
         // Incarnations are random, so no two nodes beat in step.
         let seed = info.incarnation.as_u128().to_le_bytes();
@@ -83,9 +83,18 @@ impl Keeper {
         let shared = Arc::clone(&self.shared);
         let mut reports = shared.reports.subscribe();
         let mut row = shared.row.subscribe();
+        let mut changes = shared.news();
         loop {
             self.clear_out().await;
             let now = shared.clock.now();
+            changes.mark_unchanged();
+            if let Some(run) = declared_failed(&shared) {
+                let lost = self.registrar.on_failed(run, now);
+                self.announce(lost);
+                if self.lost.is_some() {
+                    continue;
+                }
+            }
             self.registrar.on_reports(&reports.borrow_and_update(), now);
             self.registrar.on_row(row.borrow_and_update().as_ref(), now);
             self.registrar.on_loads(&shared.loads.borrow());
@@ -103,6 +112,7 @@ impl Keeper {
                     () = self.over() => break,
                     Ok(()) = reports.changed() => {}
                     Ok(()) = row.changed() => {}
+                    () = told_failed(&shared, &mut changes) => {}
                     () = shared.sleep_until(until) => {}
                 },
                 RegistrarTurn::Do(step) => {
@@ -254,6 +264,29 @@ impl Keeper {
                 self.shared.observe(|observer| observer.on_registration_lost(incarnation, why));
             }
             None => {}
+        }
+    }
+}
+
+/// This node's run, if the leader has declared it failed. Who goes down by the verdict of a partition's other
+/// side does not join again, and finds that itself.
+fn declared_failed(shared: &Shared) -> Option<Incarnation> {
+    let run = (*shared.registered.borrow())?;
+    shared.look(|observer| {
+        let failed = observer.record().nodes.get(&shared.node)?.failed.as_ref()?;
+        let goes_down = failed.downed && shared.settings.downing.is_some();
+        (failed.incarnation == run && !goes_down).then_some(run)
+    })
+}
+
+/// Waits until this node's run is declared failed, as far as the news tell.
+async fn told_failed(shared: &Shared, changes: &mut watch::Receiver<()>) {
+    loop {
+        if changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        if declared_failed(shared).is_some() {
+            return;
         }
     }
 }

@@ -216,31 +216,32 @@ impl Discovery for Part<dyn Discovery> {
         let early = self.books.has(Plant::NodeEndsEarly);
         let stored = if early { Ttl::MIN } else { ttl };
         let mut outcome = self.inner.register(&told, stored, replace).await?;
-        if let Register::Registered(registration) = &mut outcome
-            && early
-        {
-            registration.ttl = ttl;
+        if let Register::Registered(registration) = &mut outcome {
+            if early {
+                registration.ttl = ttl;
+            }
+            self.books.judge.see(&Seen::Registered(&node.id, node.incarnation));
         }
         Ok(outcome)
     }
 
     async fn heartbeat(&self, held: &Registration, node: &NodeInfo) -> Result<Heartbeat> {
         let node = self.told(node).await?;
-        match self.inner.heartbeat(held, &node).await? {
-            Heartbeat::Renewed(mut registration) => {
-                if self.books.has(Plant::NodeEndsEarly) {
-                    registration.ttl = held.ttl;
-                }
-                Ok(Heartbeat::Renewed(registration))
-            }
-            Heartbeat::Gone if self.books.has(Plant::HeartbeatRecreates) => {
-                match self.inner.register(&node, held.ttl, Replace::No).await? {
-                    Register::Registered(registration) => Ok(Heartbeat::Renewed(registration)),
-                    _ => Ok(Heartbeat::Gone),
-                }
-            }
-            other => Ok(other),
+        let mut outcome = self.inner.heartbeat(held, &node).await?;
+        if matches!(outcome, Heartbeat::Gone)
+            && self.books.has(Plant::HeartbeatRecreates)
+            && let Register::Registered(again) =
+                self.inner.register(&node, held.ttl, Replace::No).await?
+        {
+            outcome = Heartbeat::Renewed(again);
         }
+        if let Heartbeat::Renewed(registration) = &mut outcome {
+            if self.books.has(Plant::NodeEndsEarly) {
+                registration.ttl = held.ttl;
+            }
+            self.books.judge.see(&Seen::Renewed(&held.node, held.incarnation));
+        }
+        Ok(outcome)
     }
 
     async fn deregister(&self, held: &Registration) -> Result<()> {
@@ -253,7 +254,11 @@ impl Discovery for Part<dyn Discovery> {
         incarnation: Incarnation,
         seen: &Revision,
     ) -> Result<Evict> {
-        self.inner.evict(node, incarnation, seen).await
+        let outcome = self.inner.evict(node, incarnation, seen).await?;
+        if let Evict::Evicted = &outcome {
+            self.books.judge.see(&Seen::Evicted(node, incarnation));
+        }
+        Ok(outcome)
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>> {
@@ -419,9 +424,10 @@ impl Placement for Part<dyn Placement> {
             Some(table) => Claim::Claimed(table),
             None => self.inner.claim(request).await?,
         };
-        if let Claim::Claimed(_) = &outcome {
+        if let Claim::Claimed(table) = &outcome {
             self.books.wire.note(request.fence.term.get());
-            self.books.judge.see(&Seen::Claimed(&request.table, &request.fence));
+            let uid = table.map.uid();
+            self.books.judge.see(&Seen::Claimed(&request.table, uid, &request.fence));
         }
         Ok(outcome)
     }

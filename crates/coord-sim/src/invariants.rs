@@ -1,6 +1,7 @@
 //! What must hold at every step, one invariant a file.
 
 mod epochs;
+mod evicted;
 mod i1;
 mod i2;
 mod i3;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coord_cluster::ShardToken;
-use coord_core::{Fence, Grant, Incarnation, NodeId, ShardMap, TableName};
+use coord_core::{Fence, Grant, Incarnation, NodeId, ShardMap, TableName, TableUid};
 
 use crate::tables::{Place, Tables};
 use crate::time::WorldTime;
@@ -54,8 +55,14 @@ pub type Runs = BTreeSet<(NodeId, Incarnation)>;
 pub enum Seen<'a> {
     /// The store told somebody that a lease is theirs.
     Granted(&'a Grant),
-    /// The store told somebody that a table is claimed.
-    Claimed(&'a TableName, &'a Fence),
+    /// The store told somebody that a table is claimed, in this life of it.
+    Claimed(&'a TableName, TableUid, &'a Fence),
+    /// The store told somebody that this run is registered now.
+    Registered(&'a NodeId, Incarnation),
+    /// The store told somebody that the registration of this run goes on.
+    Renewed(&'a NodeId, Incarnation),
+    /// The store told somebody that this run is evicted.
+    Evicted(&'a NodeId, Incarnation),
     /// The store told somebody that a map is published, while these are registered.
     Published(&'a TableName, &'a Fence, &'a Arc<ShardMap>, &'a Runs),
     /// All who lead now, by their own clocks.
@@ -115,6 +122,7 @@ impl Judge {
             Box::new(i6::I6(tables.clone())),
             Box::new(unbroken::Unbroken::new(tables.clone())),
             Box::new(epochs::Epochs::default()),
+            Box::new(evicted::Evicted::default()),
         ];
         Self(Arc::new(Mutex::new(State { time, invariants, broken: Vec::new() })))
     }

@@ -161,10 +161,9 @@ impl Host for Service {
         // One that is over before it began may never act.
         if let Some(token) = fence.token() {
             let uid = token.uid;
-            let hosts = self.ledger.hosts(place).into_iter();
-            // Another life of a table has other shards.
-            let others = hosts.filter(|(other, life)| *other != self.process && *life == uid);
-            let others: Vec<_> = others.map(|(other, _)| other).collect();
+            // Also those that host it in another life of its table: a service sees no difference.
+            let hosts = self.ledger.hosts(place).into_iter().map(|(other, _)| other);
+            let others: Vec<_> = hosts.filter(|other| *other != self.process).collect();
             self.judge.see(&Seen::Started(place, self.process, &others));
             let right = Right { fence, uid, epoch_stays: self.epoch_stays };
             self.ledger.lock().rights.entry(self.process).or_default().insert(place, right);

@@ -29,6 +29,7 @@
 pub mod books;
 pub mod invariants;
 pub mod ledger;
+mod panics;
 pub mod plants;
 pub mod process;
 pub mod scale;

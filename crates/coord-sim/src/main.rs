@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use clap::Parser;
@@ -16,6 +17,9 @@ const REGRESSIONS: &str = include_str!("../regressions.txt");
 
 /// Within so many seeds each planted bug has to be found.
 const PLANT_SEEDS: u64 = 500;
+
+/// A world takes a fraction of a second; one that takes so long stands at one moment and would never end.
+const WORLD_MAX: Duration = Duration::from_secs(120);
 
 /// Runs simulated clusters under faults, each from one seed. Without options: the regressions and 2,000
 /// fixed seeds.
@@ -56,8 +60,12 @@ fn say(text: &str) {
     println!("{text}");
 }
 
+/// The worlds that run now, and since when.
+static UNDER_WAY: Mutex<Vec<(ThreadId, String, Moment)>> = Mutex::new(Vec::new());
+
 fn main() -> ExitCode {
     let options = Options::parse();
+    std::thread::spawn(end_the_endless);
     if !cfg!(tokio_unstable) {
         say("built without --cfg tokio_unstable: a seed may not repeat; use `cargo sim`");
     }
@@ -71,8 +79,36 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Ends the program when a world does not end: no thread can be stopped from outside.
+#[expect(clippy::disallowed_methods, reason = "it is a thread of its own")]
+fn end_the_endless() {
+    let clock = BootClock::new();
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = clock.now();
+        let worlds = lock(&UNDER_WAY).clone();
+        let endless = worlds.iter().find(|(_, _, since)| now.since(*since) >= WORLD_MAX);
+        if let Some((_, world, _)) = endless {
+            say(&format!(
+                "seed {world} FAILED: it does not end\n  replay: cargo sim --seed {world}"
+            ));
+            std::process::exit(1);
+        }
+    }
+}
+
+/// Runs one world, watched.
+fn run(seed: u64, plant: Option<Plant>, tracing: bool) -> Outcome {
+    let world = plant.map_or_else(|| seed.to_string(), |plant| format!("{seed} --plant {plant}"));
+    let thread = std::thread::current().id();
+    lock(&UNDER_WAY).push((thread, world, BootClock::new().now()));
+    let outcome = simulate(seed, plant, tracing);
+    lock(&UNDER_WAY).retain(|(other, ..)| *other != thread);
+    outcome
+}
+
 fn replay(seed: u64, plant: Option<Plant>) -> bool {
-    let outcome = simulate(seed, plant, true);
+    let outcome = run(seed, plant, true);
     say(&describe(&outcome));
     outcome.broken.is_none()
 }
@@ -103,9 +139,9 @@ fn prove(options: &Options) -> bool {
         while let Some(plant) = Plant::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (clock, started) = now();
             let found = (1..=PLANT_SEEDS).find_map(|seed| {
-                let broken = simulate(seed, Some(*plant), false).broken?;
+                let broken = run(seed, Some(*plant), false).broken?;
                 // What breaks without the bug too proves nothing.
-                simulate(seed, None, false).broken.is_none().then_some((seed, broken))
+                run(seed, None, false).broken.is_none().then_some((seed, broken))
             });
             let took = clock.now().since(started);
             let Some((seed, broken)) = found else {
@@ -179,8 +215,8 @@ fn many(options: &Options) -> bool {
 }
 
 fn one(seed: u64, options: &Options, totals: &Mutex<Totals>) {
-    let outcome = simulate(seed, options.plant, false);
-    let again = options.twice.then(|| simulate(seed, options.plant, false));
+    let outcome = run(seed, options.plant, false);
+    let again = options.twice.then(|| run(seed, options.plant, false));
     let differs = again.filter(|again| *again != outcome);
     let mut totals = lock(totals);
     totals.worlds += 1;
@@ -197,8 +233,8 @@ fn one(seed: u64, options: &Options, totals: &Mutex<Totals>) {
     }
 }
 
-fn lock(totals: &Mutex<Totals>) -> std::sync::MutexGuard<'_, Totals> {
-    totals.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Another one at each start.

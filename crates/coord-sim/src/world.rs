@@ -20,6 +20,7 @@ use rand::{RngExt, SeedableRng};
 use crate::books::Books;
 use crate::invariants::{Broken, Judge, Leading, ProcessId, Seen};
 use crate::ledger::{Ledger, Service};
+use crate::panics;
 use crate::plants::Plant;
 use crate::process::{Island, Process, Start};
 use crate::tables::{Place, Sheet, Tables};
@@ -127,6 +128,7 @@ impl World {
     #[must_use]
     #[expect(clippy::expect_used, reason = "the names are well formed")]
     pub fn new(seed: u64, plant: Option<Plant>, tracing: bool) -> Self {
+        panics::watch();
         let mut random = StdRng::seed_from_u64(seed);
         let time = WorldTime::default();
         let wire = Wire::new(time.clone(), random.random());
@@ -236,6 +238,9 @@ impl World {
         }
         self.leaders();
         self.endings(now);
+        if let Some(told) = panics::take() {
+            self.judge.wrong("no panic", told);
+        }
         self.time.advance();
     }
 

@@ -488,20 +488,20 @@ impl Machine {
             if self.record == remembered {
                 return match self.next_check(now) {
                     Some(step) => self.go(step),
-                    None => Turn::Wait(self.wake(wake)),
+                    None => self.wait(wake, now),
                 };
             }
         }
     }
 
-    /// The earliest of this moment and the rebalances to come.
-    fn wake(&self, wake: Option<Moment>) -> Option<Moment> {
-        if !self.open {
-            return wake;
-        }
-        let tables = self.tables.values().filter(|table| table.map.is_some());
+    /// Waits for the earliest of this moment and the rebalances to come. A moment that has passed would be
+    /// waited for again and again, and no time would go by.
+    fn wait(&self, wake: Option<Moment>, now: Moment) -> Turn {
+        let tables = self.tables.values().filter(|table| self.open && table.map.is_some());
         let due = tables.map(|table| table.due.as_ref().map_or(table.check_at, |due| due.at));
-        due.chain(wake).min()
+        let until = due.chain(wake).min();
+        debug_assert!(until.is_none_or(|until| until > now), "waits at {now:?} until {until:?}");
+        Turn::Wait(until)
     }
 
     fn go(&mut self, step: Step) -> Turn {

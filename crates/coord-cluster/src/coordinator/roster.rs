@@ -152,8 +152,9 @@ pub(crate) fn tenancy(
     let lingers = failed.is_some_and(|failed| failed.runs_on.is_some() && !by_itself)
         || note.is_some_and(|note| note.former.contains_key(&run.incarnation));
     if lingers {
-        let until = timers.runs_on.get(&(run.id.clone(), run.incarnation));
-        return Tenancy::Lingers(until.copied());
+        let until = timers.runs_on.get(&(run.id.clone(), run.incarnation)).copied();
+        // One that is seen again after its time tells no moment by which it ends.
+        return Tenancy::Lingers(until.filter(|until| *until > now));
     }
     if note.is_some_and(|note| note.suspended == Some(run.incarnation)) {
         return Tenancy::Lingers(None);
@@ -197,6 +198,13 @@ impl Taken {
             }
             note.suspended = None;
         });
+        if let Some((run, until)) = known.and_then(|known| replaced(sources, seen, known, now)) {
+            // Whoever leads next may find it in no map: a table can be deleted meanwhile.
+            timers.runs_on.insert((info.id.clone(), run), until);
+            self.record.note(&info.id, |note| {
+                note.former.insert(run, seen.ttl);
+            });
+        }
         let note = self.record.nodes.get(&info.id).cloned().unwrap_or_default();
         let member = known
             .is_some_and(|known| known.incarnation == info.incarnation && known.status.may_host());
@@ -380,6 +388,23 @@ impl Taken {
 
     fn wake_at(&mut self, moment: Moment) {
         self.wake = Some(self.wake.map_or(moment, |wake| wake.min(moment)));
+    }
+}
+
+/// The run that this one of its node has replaced without vouching for it, and until when it may run on.
+fn replaced(
+    sources: &Sources<'_>,
+    seen: &NodeRecord,
+    known: &NodeEntry,
+    now: Moment,
+) -> Option<(Incarnation, Moment)> {
+    let (id, run) = (&seen.info.id, known.incarnation);
+    if run == seen.info.incarnation || !known.status.may_host() || seen.info.ended.contains(&run) {
+        return None;
+    }
+    match sources.view.may_run(id, run, sources.rules.node_ttl) {
+        MayRun::Until(until) if until > now => Some((run, until)),
+        _ => None,
     }
 }
 

@@ -416,6 +416,32 @@ fn a_downed_run_that_another_one_followed_is_not_declared_failed() {
 }
 
 #[test]
+fn a_run_that_was_replaced_without_a_word_is_remembered_until_it_is_over() {
+    let mut desk = Desk::new();
+    let former = |desk: &Desk| {
+        let note = desk.record().nodes.get(&id("n2")).cloned().unwrap_or_default();
+        note.former.contains_key(&run(1))
+    };
+    desk.join("n2", 2);
+    desk.pass(Duration::from_secs(1));
+    assert!(former(&desk));
+    // Whoever leads next has not seen it, and gives it its whole time.
+    desk.elect(2);
+    desk.pass(TTL - Duration::from_secs(1));
+    assert!(former(&desk));
+    desk.pass(Duration::from_secs(2));
+    assert!(!former(&desk));
+    // A run that the next one vouches for is over.
+    let record = desk.register("n2", 3);
+    let info = record.info.with_ended(run(2));
+    let record = NodeRecord::new(info, Ttl::new(TTL).expect("ttl"), record.revision);
+    desk.registered.insert(id("n2"), record.clone());
+    desk.see(NodeEvent::Joined(record));
+    desk.pass(Duration::from_secs(1));
+    assert!(desk.record().nodes.get(&id("n2")).is_none_or(|note| note.former.is_empty()));
+}
+
+#[test]
 fn a_member_is_as_old_as_the_version_that_took_its_run_in() {
     let mut desk = Desk::new();
     let since = |desk: &Desk, name| {
@@ -434,6 +460,19 @@ fn a_member_is_as_old_as_the_version_that_took_its_run_in() {
     desk.pass(Duration::from_secs(5));
     assert!(since(&desk, "n2") > since(&desk, "n4"), "another run is as young as any");
     assert!(desk.map().nodes().iter().flatten().all(|entry| entry.since.is_none()));
+}
+
+#[test]
+fn a_failed_run_that_is_seen_again_after_its_time_lets_time_go_by() {
+    let mut desk = Desk::new();
+    desk.fail_n2();
+    let record = desk.registered[&id("n2")].clone();
+    desk.pass(Duration::from_secs(1));
+    assert!(!desk.registered.contains_key(&id("n2")));
+    desk.see(NodeEvent::Joined(record));
+    // It may still run for all that is seen, and no moment tells until when.
+    desk.pass(TTL * 3);
+    assert_eq!(desk.shards_of("n2"), 4);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Keeping this node registered. Pure: `now` is an argument.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use coord_core::{
@@ -55,7 +55,8 @@ pub(crate) enum RegistrarOutcome {
 /// Registers, renews, notices the loss and joins again as a new incarnation.
 ///
 /// The deadline counts from before the request that last succeeded, less a margin. Past it the run is
-/// over, whatever a late answer says.
+/// over, whatever a late answer says. A run is registered by one request only: the store may have taken
+/// one whose answer was lost, the leader may have ended that run since, and asking again would revive it.
 #[derive(Clone, Debug)]
 pub(crate) struct Registrar {
     info: NodeInfo,
@@ -64,16 +65,16 @@ pub(crate) struct Registrar {
     replace: Replace,
     /// The run of this process that was lost last.
     former: Option<Incarnation>,
-    /// That run is in the way of the next one, which may replace it: it is over.
+    /// Runs of this process that certainly host nothing, the newest last.
+    ended: VecDeque<Incarnation>,
+    /// A former run is in the way of the next one, which may replace it: it is over.
     behind_former: bool,
     interval: Duration,
     retry: Duration,
-    ttl: Duration,
     due: Moment,
     sent: Moment,
-    /// When the first request to register the present run was sent. Each of them may have been answered
-    /// by the store alone: a run that has had a whole TTL since may have come and gone.
-    tried: Option<Moment>,
+    /// A request to register the present run was sent.
+    asked: bool,
     /// The reports are newer than the last record that the store was sent.
     unsent: bool,
 }
@@ -89,19 +90,19 @@ struct Held {
 
 impl Registrar {
     pub(crate) fn new(info: NodeInfo, replace: Replace, times: Times, now: Moment) -> Self {
-        let Times { interval, retry, ttl } = times;
+        let Times { interval, retry } = times;
         Self {
             info,
             held: None,
             replace,
             former: None,
+            ended: VecDeque::new(),
             behind_former: false,
             interval,
             retry,
-            ttl,
             due: now,
             sent: now,
-            tried: None,
+            asked: false,
             unsent: false,
         }
     }
@@ -150,11 +151,22 @@ impl Registrar {
 
     /// This former run of the process certainly hosts nothing any more.
     pub(crate) fn on_ended(&mut self, run: Incarnation, now: Moment) {
-        while self.info.ended.len() >= ENDED_MAX {
-            self.info.ended.pop_first();
-        }
-        self.info.ended.insert(run);
+        self.vouch(run);
         self.due = self.due.min(now);
+    }
+
+    fn vouch(&mut self, run: Incarnation) {
+        self.ended.push_back(run);
+        while self.ended.len() > ENDED_MAX {
+            self.ended.pop_front();
+        }
+        self.info.ended = self.ended.iter().copied().collect();
+    }
+
+    /// The leader has declared this run failed.
+    pub(crate) fn on_failed(&mut self, run: Incarnation, now: Moment) -> Option<Registered> {
+        let held = self.held.as_ref().filter(|held| held.registration.incarnation == run);
+        held.is_some().then(|| self.lose("it was declared failed", now)).flatten()
     }
 
     /// Joins at once.
@@ -174,13 +186,13 @@ impl Registrar {
 
     /// What is to be done now, and what was noticed on the way.
     pub(crate) fn next(&mut self, now: Moment) -> (RegistrarTurn, Option<Registered>) {
-        let lost = match &self.held {
-            Some(held) if now >= held.deadline => self.lose("its deadline passed", now),
-            _ => None,
-        };
+        if self.held.as_ref().is_some_and(|held| now >= held.deadline) {
+            // What goes on as that run comes first.
+            return (RegistrarTurn::WaitUntil(now), self.lose("its deadline passed", now));
+        }
         if now < self.due {
             let until = self.deadline().map_or(self.due, |deadline| deadline.min(self.due));
-            return (RegistrarTurn::WaitUntil(until), lost);
+            return (RegistrarTurn::WaitUntil(until), None);
         }
         self.sent = now;
         // A call that never comes back must not be repeated without a pause.
@@ -189,23 +201,19 @@ impl Registrar {
         let step = match &self.held {
             Some(held) => RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone()),
             None => {
-                if self.tried.is_some_and(|tried| now.plus(self.retry) >= self.over(tried)) {
+                if self.asked {
                     // Nothing was ever hosted here as this run.
+                    self.vouch(self.info.incarnation);
                     self.begin_run();
                 }
-                self.tried.get_or_insert(now);
+                self.asked = true;
                 // Said once: by the next try somebody else may have the id.
                 let behind_former = std::mem::take(&mut self.behind_former);
                 let replace = if behind_former { Replace::Yes } else { self.replace };
                 RegistrarStep::Register(self.info.clone(), replace)
             }
         };
-        (RegistrarTurn::Do(step), lost)
-    }
-
-    /// When a run may be over that was first sent to the store at this moment.
-    fn over(&self, tried: Moment) -> Moment {
-        tried.plus(self.ttl).minus(crate::Settings::margin(self.ttl))
+        (RegistrarTurn::Do(step), None)
     }
 
     /// Takes in how the call came out; `jitter` is a tenth of the interval, shorter or longer.
@@ -218,7 +226,8 @@ impl Registrar {
         match outcome {
             RegistrarOutcome::Held(registration) => self.hold(registration, jitter, now),
             RegistrarOutcome::Duplicate(other) => {
-                self.behind_former = self.former == Some(other);
+                self.asked = false;
+                self.behind_former = self.former == Some(other) || self.ended.contains(&other);
                 self.due = if self.behind_former { now } else { now.plus(self.interval) };
                 None
             }
@@ -239,10 +248,6 @@ impl Registrar {
         if !current || now >= deadline {
             return None;
         }
-        // Nor does the success of a repeated request, which may have made again what had run out.
-        if self.held.is_none() && self.tried.is_some_and(|tried| now >= self.over(tried)) {
-            return None;
-        }
         if self.held.as_ref().is_some_and(|held| held.deadline <= now) {
             return self.lose("its deadline passed", now);
         }
@@ -257,6 +262,7 @@ impl Registrar {
     fn lose(&mut self, why: &'static str, now: Moment) -> Option<Registered> {
         self.held.take()?;
         let lost = self.info.incarnation;
+        self.former = Some(lost);
         self.begin_run();
         self.unsent = false;
         self.due = now;
@@ -264,11 +270,10 @@ impl Registrar {
     }
 
     fn begin_run(&mut self) {
-        self.former = Some(self.info.incarnation);
         self.info.incarnation = Incarnation::random();
         self.info.reports.clear();
         self.info.loads.clear();
-        self.tried = None;
+        self.asked = false;
     }
 }
 
@@ -277,8 +282,6 @@ impl Registrar {
 pub(crate) struct Times {
     pub(crate) interval: Duration,
     pub(crate) retry: Duration,
-    /// For how long a registration lasts.
-    pub(crate) ttl: Duration,
 }
 
 #[cfg(test)]
@@ -299,7 +302,7 @@ mod tests {
         let info = NodeInfo::new(id, Address::new("localhost:1").expect("address"))
             .with_incarnation(Incarnation::from_u128(1));
         let (interval, retry) = (Duration::from_secs(3), Duration::from_secs(2));
-        let times = Times { interval, retry, ttl: Duration::from_secs(TTL_SECS) };
+        let times = Times { interval, retry };
         Registrar::new(info, Replace::Yes, times, at(0))
     }
 
@@ -349,11 +352,11 @@ mod tests {
             assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(seconds)), None);
             assert_eq!(call(&mut registrar, at(seconds + 1)), None);
         }
-        let (turn, news) = registrar.next(at(9));
         let lost = Registered::Lost(Incarnation::from_u128(1), "its deadline passed");
-        assert_eq!(news, Some(lost));
-        let RegistrarTurn::Do(RegistrarStep::Register(info, Replace::No)) = turn else {
-            panic!("it joins again, and replaces nobody: {turn:?}");
+        assert_eq!(registrar.next(at(9)), (RegistrarTurn::WaitUntil(at(9)), Some(lost)));
+        let step = call(&mut registrar, at(9));
+        let Some(RegistrarStep::Register(info, Replace::No)) = step else {
+            panic!("it joins again, and replaces nobody: {step:?}");
         };
         assert_ne!(info.incarnation, Incarnation::from_u128(1));
     }
@@ -363,9 +366,10 @@ mod tests {
         let mut registrar = registered();
         assert!(call(&mut registrar, at(8)).is_some());
         let old = Incarnation::from_u128(1);
-        let (turn, news) = registrar.next(at(9));
+        let (_, news) = registrar.next(at(9));
         assert!(matches!(news, Some(Registered::Lost(run, _)) if run == old), "{news:?}");
-        assert!(matches!(turn, RegistrarTurn::Do(RegistrarStep::Register(..))), "{turn:?}");
+        let step = call(&mut registrar, at(9));
+        assert!(matches!(step, Some(RegistrarStep::Register(..))), "{step:?}");
         assert_eq!(registrar.on_outcome(held(old), 1.0, at(9)), None);
         assert_eq!((registrar.registration(), registrar.deadline()), (None, None));
 
@@ -377,28 +381,41 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_may_have_come_and_gone_is_not_registered_again() {
+    fn a_run_whose_registration_was_not_answered_is_not_registered_again() {
         let mut registrar = registrar();
         let mut runs = Vec::new();
-        for seconds in [0, 2, 4, 6, 8] {
+        for seconds in [0, 2, 4] {
             let step = call(&mut registrar, at(seconds));
             let Some(RegistrarStep::Register(info, _)) = step else { panic!("{step:?}") };
+            // Nothing was hosted as any of them, should the leader have seen one.
+            assert_eq!(info.ended, runs.iter().copied().collect());
+            assert!(!runs.contains(&info.incarnation), "the leader may have ended it");
             runs.push(info.incarnation);
             assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(seconds)), None);
         }
-        let first = Incarnation::from_u128(1);
-        assert_eq!(runs[..4], [first; 4]);
-        assert_ne!(runs[4], first, "a reply to it could come after the TTL of the first request");
-        assert_eq!(registrar.on_outcome(held(first), 1.0, at(8)), None);
-        let news = registrar.on_outcome(held(runs[4]), 1.0, at(8));
-        assert_eq!(news, Some(Registered::As(runs[4])));
+        assert_eq!(registrar.on_outcome(held(runs[0]), 1.0, at(5)), None, "it is over");
+        // One of them did arrive; whoever it was, it is over.
+        let step = call(&mut registrar, at(6));
+        let Some(RegistrarStep::Register(info, _)) = step else { panic!("{step:?}") };
+        let outcome = RegistrarOutcome::Duplicate(runs[1]);
+        assert_eq!(registrar.on_outcome(outcome, 1.0, at(6)), None);
+        let replaces = Some(RegistrarStep::Register(info.clone(), Replace::Yes));
+        assert_eq!(call(&mut registrar, at(6)), replaces);
+        let news = registrar.on_outcome(held(info.incarnation), 1.0, at(6));
+        assert_eq!(news, Some(Registered::As(info.incarnation)));
+    }
 
-        // A reply that takes too long comes too late, although its own request is young.
-        let mut registrar = self::registrar();
-        assert!(call(&mut registrar, at(0)).is_some());
-        assert!(call(&mut registrar, at(6)).is_some());
-        assert_eq!(registrar.on_outcome(held(first), 1.0, at(9)), None);
-        assert_eq!(registrar.registration(), None);
+    #[test]
+    fn a_run_that_was_declared_failed_joins_again_as_another() {
+        let mut registrar = registered();
+        assert_eq!(registrar.on_failed(Incarnation::from_u128(7), at(1)), None, "another run was");
+        let old = Incarnation::from_u128(1);
+        let lost = Registered::Lost(old, "it was declared failed");
+        assert_eq!(registrar.on_failed(old, at(1)), Some(lost));
+        assert_eq!(registrar.on_failed(old, at(1)), None);
+        let step = call(&mut registrar, at(1));
+        let Some(RegistrarStep::Register(info, Replace::No)) = step else { panic!("{step:?}") };
+        assert_ne!(info.incarnation, old);
     }
 
     #[test]
@@ -442,10 +459,11 @@ mod tests {
     #[test]
     fn a_run_that_is_over_is_replaced_by_the_next_one_of_the_same_process() {
         let mut registrar = registered();
-        let (turn, news) = registrar.next(at(9));
+        let (_, news) = registrar.next(at(9));
         assert!(matches!(news, Some(Registered::Lost(..))), "{news:?}");
-        let RegistrarTurn::Do(RegistrarStep::Register(next, Replace::No)) = turn else {
-            panic!("it asks first: {turn:?}");
+        let step = call(&mut registrar, at(9));
+        let Some(RegistrarStep::Register(next, Replace::No)) = step else {
+            panic!("it asks first: {step:?}");
         };
         // The store, which was away, still has the former run.
         assert_eq!(registrar.on_outcome(duplicate(1), 1.0, at(10)), None);
@@ -453,7 +471,9 @@ mod tests {
         assert_eq!(call(&mut registrar, at(10)), replaces);
         // It may not have been applied, and somebody else may have come.
         assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(12)), None);
-        assert_eq!(call(&mut registrar, at(12)), Some(RegistrarStep::Register(next, Replace::No)));
+        let step = call(&mut registrar, at(12));
+        let Some(RegistrarStep::Register(after, Replace::No)) = step else { panic!("{step:?}") };
+        assert_ne!(after.incarnation, next.incarnation);
         assert_eq!(registrar.on_outcome(duplicate(7), 1.0, at(12)), None);
         assert_eq!(registrar.next(at(12)), (RegistrarTurn::WaitUntil(at(15)), None));
     }

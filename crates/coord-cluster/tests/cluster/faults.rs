@@ -101,6 +101,29 @@ async fn a_store_that_is_away_makes_nobody_fail() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_that_is_told_that_it_failed_joins_again_before_anybody_evicts_it() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    for _ in 0..1_000 {
+        nodes[leads].1.drop_request_to("evict");
+    }
+    let victim = &nodes[(leads + 1) % 3].0;
+    let run = victim.status().registered.expect("registered");
+    let mut events = victim.events();
+    let why = "test".to_owned();
+    let command = Command::MarkNodeFailed { node: victim.node().clone(), why };
+    assert!(nodes[leads].0.request(command).await.expect("asked").is_done());
+    until(victim, |status| status.registered.is_some_and(|now| now != run)).await;
+    until(victim, |status| shares(status) == [341, 341, 342]).await;
+    let lost = kinds(&mut events).into_iter().find_map(|kind| match kind {
+        EventKind::RegistrationLost { why, .. } => Some(why),
+        _ => None,
+    });
+    assert_eq!(lost.as_deref(), Some("it was declared failed"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_reply_to_a_publish_is_no_second_write() {
     let store = store();
     // Where nothing is waited for, one version does it all.

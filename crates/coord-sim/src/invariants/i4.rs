@@ -10,6 +10,7 @@ use super::{Invariant, Seen};
 #[derive(Default)]
 pub(super) struct I4 {
     claimed: BTreeMap<TableName, Fence>,
+    lives: BTreeMap<TableName, TableUid>,
     newest: BTreeMap<TableName, (TableUid, Version)>,
 }
 
@@ -34,7 +35,13 @@ impl Invariant for I4 {
 
     fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
         match seen {
-            Seen::Claimed(table, fence) => self.passes(table, fence, "claimed"),
+            Seen::Claimed(table, uid, fence) => {
+                // A table that was deleted remembers nobody.
+                if self.lives.insert((*table).clone(), *uid) != Some(*uid) {
+                    self.claimed.remove(*table);
+                }
+                self.passes(table, fence, "claimed")
+            }
             Seen::Published(table, fence, map, _) => {
                 if let Some(why) = self.passes(table, fence, "published") {
                     return Some(why);

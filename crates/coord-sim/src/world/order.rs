@@ -115,7 +115,10 @@ impl World {
                 return Err(format!("{id} is not registered"));
             }
             if status.count(NodeStatus::Active) != self.nodes.len() {
-                return Err(format!("{id} sees {} active", status.count(NodeStatus::Active)));
+                let members = status.members.iter();
+                let seen: Vec<_> =
+                    members.map(|member| format!("{} {}", member.id, member.status)).collect();
+                return Err(format!("{id} sees {}", seen.join(", ")));
             }
         }
         (0..)
