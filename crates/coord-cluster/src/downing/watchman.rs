@@ -53,7 +53,8 @@ impl Watchman {
             return Err(Error::invalid("start", why));
         };
         let peers = Peers::new(settings, &downing, probe, detector)?;
-        Ok(Some(Self { downing: Downing::new(downing.clone())?, settings: downing, peers }))
+        let machine = Downing::new(downing.clone())?.with_node_ttl(settings.node_ttl);
+        Ok(Some(Self { downing: machine, settings: downing, peers }))
     }
 
     /// Watches until the node's runtime ends, or ends it.

@@ -329,6 +329,56 @@ async fn neither_peers_nor_store_has_no_lease_to_ask_for_and_holds_on() {
     world.check_alone();
 }
 
+/// Nobody's rows tell of the partition before the store is back to it, and all the others' are old then.
+/// Whichever side the lease goes to, all of it goes on.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_comes_back_to_one_after_the_other_keeps_one_whole_side() {
+    let orders = [
+        ["n3", "n4", "n5", "n1", "n2"],
+        ["n1", "n3", "n2", "n4", "n5"],
+        ["n2", "n5", "n4", "n3", "n1"],
+        ["n5", "n1", "n2", "n3", "n4"],
+    ];
+    for order in orders {
+        let mut settings = Settings::default();
+        // Longer than the outage, so that all of them are still the same runs.
+        settings.node_ttl = Duration::from_secs(180);
+        settings.downing = Some(DowningSettings::new(Strategy::lease_majority()));
+        let world = World::with(settings, true, &FIVE).await;
+        let sides = [&["n1", "n2"][..], &["n3", "n4", "n5"]];
+        world.net.split(&sides);
+        world.cut(&FIVE);
+        sleep(DECIDED).await;
+        for name in order {
+            assert_eq!(world.posture(name), Posture::Isolated, "{name}");
+            world.heal(&[name]);
+            sleep(Duration::from_secs(12)).await;
+        }
+        let lease = world.store.lease();
+        let holder = || async { lease.get(&LeaseName::downing()).await.expect("reads") };
+        let holder = tokio::time::timeout(LIMIT, async {
+            loop {
+                match holder().await {
+                    Some(record) => break record.holder.node,
+                    None => sleep(SECOND).await,
+                }
+            }
+        });
+        let holder = holder.await.expect("one side asks for the lease");
+        for side in sides {
+            if side.contains(&holder.as_str()) {
+                world.settles(side).await;
+                continue;
+            }
+            for loser in side {
+                let why = world.ended(loser).await;
+                assert!(matches!(why, Why::LeaseHeld | Why::DeclaredFailed), "{loser}: {why}");
+            }
+        }
+        world.check_alone();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_side_without_the_store_reads_the_verdict_when_it_is_back() {
     let world = World::of(Strategy::lease_majority(), &FIVE).await;
