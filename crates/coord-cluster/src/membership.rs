@@ -98,13 +98,16 @@ impl Keeper {
                 continue;
             }
             match turn {
-                RegistrarTurn::WaitUntil(until) => tokio::select! {
-                    biased;
-                    () = self.over() => break,
-                    Ok(()) = reports.changed() => {}
-                    Ok(()) = row.changed() => {}
-                    () = shared.sleep_until(until) => {}
-                },
+                RegistrarTurn::WaitUntil(until) => {
+                    debug_assert!(until > now, "it would spin");
+                    tokio::select! {
+                        biased;
+                        () = self.over() => break,
+                        Ok(()) = reports.changed() => {}
+                        Ok(()) = row.changed() => {}
+                        () = shared.sleep_until(until) => {}
+                    }
+                }
                 RegistrarTurn::Do(step) => {
                     let outcome = tokio::select! {
                         biased;

@@ -26,7 +26,7 @@ const NODE_TTL: Duration = Duration::from_secs(90);
 pub enum Step {
     /// Nothing; ask again when something changed.
     Stay,
-    /// Nothing; ask again then, or when something changed.
+    /// Nothing; ask again then, which is later than now, or when something changed.
     Wait(Moment),
     /// Ask for the lease of downing, once and without waiting for a turn, and tell
     /// [`Downing::on_lease`]. While it is held somebody has to renew it.

@@ -109,6 +109,7 @@ impl Watch {
             let Some(wake) = self.act(now).await else { break };
             let ask_at = self.peers.ask(&self.scene.peers, now);
             let wake = wake.min(now.plus(TICK)).min(ask_at.unwrap_or(wake));
+            debug_assert!(wake > now, "it would spin");
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled() => break,

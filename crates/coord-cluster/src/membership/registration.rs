@@ -24,7 +24,7 @@ pub(crate) enum Registered {
 pub(crate) enum RegistrarTurn {
     /// This call.
     Do(RegistrarStep),
-    /// Nothing before this moment.
+    /// Nothing before this moment, which is later than now.
     WaitUntil(Moment),
 }
 
