@@ -622,15 +622,25 @@ impl Machine {
             record: &self.record,
             owns: &|_| false,
         };
-        let mut begin = Vec::new();
+        let (mut begin, mut born) = (Vec::new(), Vec::new());
         for (name, table) in &self.tables {
             let Some(map) = &table.map else { continue };
+            if lives.get(name).is_some_and(|life| life.uid != map.uid()) {
+                born.push(name.clone());
+            }
             let table = (name, &**map, table.spec.handoff);
             if lives::take(&sources, &self.timers, &mut lives, table, now) {
                 begin.push(name.clone());
             }
         }
         self.record.lives = lives;
+        for name in born {
+            self.record.parked.remove(&name);
+            if let Some(poison) = &mut self.poison {
+                poison.forget(&name);
+                poison.remember(&mut self.record);
+            }
+        }
         for name in begin {
             self.trigger_table(&name, "the hosts of its former life have stopped", "members", now);
         }

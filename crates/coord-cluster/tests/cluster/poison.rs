@@ -195,6 +195,31 @@ async fn a_parked_shard_is_given_another_try_after_a_long_time() {
     assert!(map(&nodes[0]).owner(ShardId::new(7)).is_some());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_deleted_table_takes_what_was_held_against_its_shards_with_it() {
+    let mut scene = Scene::new();
+    let mut nodes = three_killed(&mut scene).await;
+    scene.killer.deadly.lock().expect("not poisoned").clear();
+    for name in scene.killer.killed() {
+        nodes.push(scene.start(&name).await);
+    }
+    until(&nodes[0], |status| status.is_settled() && status.count(NodeStatus::Active) == 6).await;
+    assert_eq!(nodes[0].status().parked, parked());
+    let mut events = nodes[0].events();
+    let former = map(&nodes[0]).uid();
+    assert!(scene.store.delete_table(&table()));
+    for node in &nodes {
+        until(node, |status| {
+            let reborn = node.map(&table()).is_some_and(|map| map.uid() != former);
+            reborn && status.is_settled() && status.parked.is_empty()
+        })
+        .await;
+    }
+    assert!(map(&nodes[0]).owner(ShardId::new(7)).is_some());
+    let shards = vec![ShardId::new(7)].into();
+    assert!(kinds(&mut events).contains(&EventKind::ShardsUnparked { table: table(), shards }));
+}
+
 /// The strictest setting there is.
 fn strict() -> Scene {
     let mut scene = Scene::new();
