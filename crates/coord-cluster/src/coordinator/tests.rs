@@ -674,7 +674,7 @@ fn a_run_joins_once_it_and_the_leader_reach_each_other_where_that_is_told() {
         record.info.unreachable = Some(row.iter().map(|name| id(name)).collect());
         desk.registered.insert(id(name), record.clone());
         desk.see(NodeEvent::Updated(record));
-        desk.pass(Duration::from_secs(2));
+        desk.pass(Duration::from_secs(1));
     };
     let listed = |desk: &Desk, name: &str| {
         let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");

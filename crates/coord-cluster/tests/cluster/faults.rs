@@ -153,7 +153,8 @@ async fn after_an_outage_a_leader_leaves_everybody_a_whole_ttl() {
         until(leader, |status| status.count(NodeStatus::Failed) == 1).await;
         assert!(leader.is_leader());
         let passed = back.elapsed();
-        assert!(passed >= ttl && passed < ttl * 13 / 10, "{watches_end}: {passed:?}");
+        // A watch that ended may be begun anew a few seconds later.
+        assert!(passed >= ttl && passed < 2 * ttl, "{watches_end}: {passed:?}");
     }
 }
 
