@@ -107,14 +107,17 @@ impl Keeper {
                 continue;
             }
             match turn {
-                RegistrarTurn::WaitUntil(until) => tokio::select! {
-                    biased;
-                    () = self.over() => break,
-                    Ok(()) = reports.changed() => {}
-                    Ok(()) = row.changed() => {}
-                    () = told_failed(&shared, &mut changes) => {}
-                    () = shared.sleep_until(until) => {}
-                },
+                RegistrarTurn::WaitUntil(until) => {
+                    debug_assert!(until > now, "it would spin");
+                    tokio::select! {
+                        biased;
+                        () = self.over() => break,
+                        Ok(()) = reports.changed() => {}
+                        Ok(()) = row.changed() => {}
+                        () = told_failed(&shared, &mut changes) => {}
+                        () = shared.sleep_until(until) => {}
+                    }
+                }
                 RegistrarTurn::Do(step) => {
                     let outcome = tokio::select! {
                         biased;

@@ -248,6 +248,12 @@ impl Poison {
         self.parked.remove(shard).is_some()
     }
 
+    /// The table was deleted: nothing is held against the shards of its next life.
+    pub fn forget(&mut self, table: &TableName) {
+        self.suspects.retain(|shard, _| shard.table != *table);
+        self.parked.retain(|shard, _| shard.table != *table);
+    }
+
     /// Releases what has been parked for long enough.
     pub fn release_old(&mut self, now: Moment) -> Vec<TableShard> {
         let after = self.settings.release_after;

@@ -567,6 +567,7 @@ impl Machine {
                 })
         };
         let sources = Sources {
+            me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,
@@ -616,21 +617,32 @@ impl Machine {
     fn take_lives(&mut self, cluster: &ShardMap, now: Moment) {
         let mut lives = std::mem::take(&mut self.record.lives);
         let sources = Sources {
+            me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,
             record: &self.record,
             owns: &|_| false,
         };
-        let mut begin = Vec::new();
+        let (mut begin, mut born) = (Vec::new(), Vec::new());
         for (name, table) in &self.tables {
             let Some(map) = &table.map else { continue };
+            if lives.get(name).is_some_and(|life| life.uid != map.uid()) {
+                born.push(name.clone());
+            }
             let table = (name, &**map, table.spec.handoff);
             if lives::take(&sources, &self.timers, &mut lives, table, now) {
                 begin.push(name.clone());
             }
         }
         self.record.lives = lives;
+        for name in born {
+            self.record.parked.remove(&name);
+            if let Some(poison) = &mut self.poison {
+                poison.forget(&name);
+                poison.remember(&mut self.record);
+            }
+        }
         for name in begin {
             self.trigger_table(&name, "the hosts of its former life have stopped", "members", now);
         }
@@ -684,6 +696,7 @@ impl Machine {
     /// Finds which runs that the maps name may still host; tells when the first of them has to stop.
     fn take_tenancy(&mut self, cluster: &ShardMap, now: Moment) -> Option<Moment> {
         let sources = Sources {
+            me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,

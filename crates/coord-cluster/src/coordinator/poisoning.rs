@@ -176,6 +176,12 @@ impl Poisoning {
         self.note(&BTreeMap::new());
     }
 
+    /// The table was deleted: nothing is held against the shards of its next life.
+    pub(super) fn forget(&mut self, table: &TableName) {
+        self.poison.forget(table);
+        self.note(&BTreeMap::new());
+    }
+
     /// Releases what has been parked for long enough.
     pub(super) fn release_old(&mut self, now: Moment) -> Vec<TableShard> {
         let old = self.poison.release_old(now);

@@ -706,6 +706,85 @@ fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_s
 }
 
 #[test]
+fn a_run_joins_once_it_and_the_leader_reach_each_other_where_that_is_told() {
+    let mut desk = Desk::new();
+    let tell = |desk: &mut Desk, name: &str, incarnation, row: &[&str]| {
+        let mut record = desk.register(name, incarnation);
+        record.info.unreachable = Some(row.iter().map(|name| id(name)).collect());
+        desk.registered.insert(id(name), record.clone());
+        desk.see(NodeEvent::Updated(record));
+        desk.pass(Duration::from_secs(1));
+    };
+    let listed = |desk: &Desk, name: &str| {
+        let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
+        let listed = cluster.nodes().iter().flatten().find(|node| node.id == id(name));
+        listed.map(|node| node.status)
+    };
+    tell(&mut desk, "n1", 1, &["n6"]);
+    assert_eq!(listed(&desk, "n2"), Some(NodeStatus::Active), "whoever is a member stays one");
+    desk.join("n4", 1);
+    desk.join("n7", 1);
+    tell(&mut desk, "n5", 1, &["n1"]);
+    tell(&mut desk, "n6", 1, &[]);
+    for name in ["n4", "n5", "n6", "n7"] {
+        assert_eq!(listed(&desk, name), Some(NodeStatus::Discovered), "{name}");
+    }
+    tell(&mut desk, "n4", 1, &["n2"]);
+    tell(&mut desk, "n5", 1, &[]);
+    tell(&mut desk, "n1", 1, &[]);
+    for name in ["n4", "n5", "n6"] {
+        assert_eq!(listed(&desk, name), Some(NodeStatus::Active), "{name}");
+    }
+    assert_eq!(listed(&desk, "n7"), Some(NodeStatus::Discovered), "it may not know yet");
+    desk.pass(Settings::fast().node_ttl);
+    assert_eq!(listed(&desk, "n7"), Some(NodeStatus::Active), "it never tells");
+}
+
+#[test]
+fn those_that_leave_do_not_count_among_the_many_that_vanish() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6", "n7", "n8"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(60));
+    for name in ["n4", "n5", "n6"] {
+        desk.see(NodeEvent::Left { node: id(name), incarnation: run(1) });
+        desk.registered.remove(&id(name));
+    }
+    // Two of the five that are left may go at once.
+    for name in ["n7", "n8"] {
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.registered.remove(&id(name));
+    }
+    desk.pass(Duration::from_secs(1));
+    for name in ["n7", "n8"] {
+        assert!(desk.failure(name).is_some(), "{name}");
+    }
+    desk.pass(Duration::from_secs(60));
+    assert_eq!(["n1", "n2", "n3"].map(|name| desk.shards_of(name)), [4; 3]);
+}
+
+#[test]
+fn each_time_that_a_node_fails_again_it_waits_twice_as_long() {
+    let mut desk = Desk::new();
+    let fail = |desk: &mut Desk, round| {
+        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round) });
+        desk.registered.remove(&id("n3"));
+        desk.pass(Duration::from_secs(30));
+        desk.join("n3", round + 1);
+        let since = desk.now;
+        while desk.shards_of("n3") == 0 {
+            desk.pass(Duration::from_secs(1));
+        }
+        desk.now.since(since).as_secs() / Settings::fast().node_ttl.as_secs()
+    };
+    let waits: Vec<_> = (1..=5).map(|round| fail(&mut desk, round)).collect();
+    assert_eq!(waits, [0, 1, 2, 4, 8]);
+    desk.pass(Settings::fast().remove_after + Duration::from_secs(1));
+    assert_eq!(fail(&mut desk, 6), 0, "it was well for long");
+}
+
+#[test]
 fn a_flapping_node_is_taken_in_ever_later() {
     let mut desk = Desk::new();
     let began = desk.map().version();

@@ -1,6 +1,6 @@
 //! From what is reachable to what is to be done. Pure: `now` is an argument.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -9,13 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::posture::{Posture, Reach};
 use super::settings::{DowningSettings, Strategy};
-use super::sides::Sides;
+use super::sides::{Part, Sides};
 use super::stability::{Calm, Stability};
 use super::strategy::{Verdict, Warning, is_formed, judge, keeps, warnings};
-use super::view::View;
+use super::view::{Member, View};
 
 /// How long after a request for the lease that got no answer the next one follows.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The TTL of a registration, unless another is told.
+const NODE_TTL: Duration = Duration::from_secs(90);
 
 /// What is to be done now.
 #[non_exhaustive]
@@ -24,7 +26,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 pub enum Step {
     /// Nothing; ask again when something changed.
     Stay,
-    /// Nothing; ask again then, or when something changed.
+    /// Nothing; ask again then, which is later than now, or when something changed.
     Wait(Moment),
     /// Ask for the lease of downing, once and without waiting for a turn, and tell
     /// [`Downing::on_lease`]. While it is held somebody has to renew it.
@@ -102,8 +104,16 @@ pub enum LeaseAnswer {
 #[derive(Clone, Debug)]
 pub struct Downing {
     settings: DowningSettings,
+    node_ttl: Duration,
     stability: Stability,
     view: Option<View>,
+    /// The same, less what may be old, where anything is.
+    doubting: Option<View>,
+    /// Who the members were, and on which side.
+    members: Vec<Member>,
+    parts: BTreeMap<NodeId, Part>,
+    /// Whether what looked old was waited for.
+    trusts: bool,
     store: Reach,
     /// Whether a quorum that the strategy asks for was there once.
     formed: bool,
@@ -149,7 +159,12 @@ impl Downing {
         Ok(Self {
             stability: Stability::new(settings.stable_after, settings.unrest_limit()),
             settings,
+            node_ttl: NODE_TTL,
             view: None,
+            doubting: None,
+            members: Vec::new(),
+            parts: BTreeMap::new(),
+            trusts: false,
             store: Reach::Reachable,
             formed: false,
             phase: Phase::Watching,
@@ -158,11 +173,18 @@ impl Downing {
         })
     }
 
+    /// With this TTL of the registrations instead of 90 s.
+    #[must_use]
+    pub fn with_node_ttl(self, node_ttl: Duration) -> Self {
+        Self { node_ttl, ..self }
+    }
+
     /// Members or reachability may have changed.
     pub fn on_view(&mut self, view: View, now: Moment) {
         self.formed |= is_formed(&self.settings, &view);
-        let changed = self.view.as_ref().is_none_or(|old| old.essence() != view.essence());
         let me = view.member(view.me()).map(|me| me.status);
+        let members: Vec<Member> = view.counted().cloned().collect();
+        self.doubting = view.doubting();
         self.view = Some(view);
         if matches!(self.phase, Phase::Down(_)) {
             return;
@@ -172,16 +194,28 @@ impl Downing {
             return;
         }
         let losers = self.sides().map(|sides| sides.losers()).unwrap_or_default();
+        let parts = self.parts();
+        // A row that tells late what was so before changes no side.
+        let shifted =
+            parts.iter().any(|(id, part)| self.parts.get(id).is_some_and(|before| before != part));
+        let changed = shifted || self.members != members;
+        (self.members, self.parts) = (members, parts);
         match &self.phase {
             _ if losers.is_empty() => {
                 self.stability.on_quiet();
                 self.phase = Phase::Watching;
+                self.trusts = false;
             }
             // The verdict stands while it is carried out.
             Phase::Decided { downed, .. } if losers.is_subset(downed) => {}
             _ if changed => {
-                self.stability.on_change(now);
+                if shifted {
+                    self.stability.on_shift(now);
+                } else {
+                    self.stability.on_members(now);
+                }
                 self.phase = Phase::Watching;
+                self.trusts = false;
             }
             _ => {}
         }
@@ -195,6 +229,7 @@ impl Downing {
         if back && !matches!(self.phase, Phase::Down(_) | Phase::Decided { .. }) {
             self.stability.restart(now);
             self.phase = Phase::Watching;
+            self.trusts = false;
         }
     }
 
@@ -296,6 +331,15 @@ impl Downing {
         if !self.formed {
             return Step::Stay;
         }
+        if !self.trusts && self.is_in_doubt() {
+            // By then whoever can't write its row is not registered any more.
+            let certain = since.plus(self.settings.stable_after).plus(self.node_ttl);
+            if now < certain {
+                return Step::Wait(certain);
+            }
+            self.trusts = true;
+            self.parts = self.parts();
+        }
         let Some(sides) = self.sides() else { return Step::Stay };
         let verdict = judge(&self.settings, &sides);
         let partly = self.view.as_ref().is_some_and(|view| !sides.is_mine(view.me()));
@@ -360,8 +404,24 @@ impl Downing {
 
     /// None if this node is no member that counts, and so has nothing to decide.
     fn sides(&self) -> Option<Sides<'_>> {
-        let view = self.view.as_ref().filter(|view| view.is_counted(view.me()))?;
-        Some(Sides::of(view, self.settings.role.as_ref(), keeps(&self.settings.strategy)))
+        let doubting = self.doubting.as_ref().filter(|_| !self.trusts);
+        self.sides_of(doubting.or(self.view.as_ref())?)
+    }
+
+    fn sides_of<'a>(&self, view: &'a View) -> Option<Sides<'a>> {
+        let (role, keep) = (self.settings.role.as_ref(), keeps(&self.settings.strategy));
+        view.is_counted(view.me()).then(|| Sides::of(view, role, keep))
+    }
+
+    fn parts(&self) -> BTreeMap<NodeId, Part> {
+        self.sides().map(|sides| sides.parts()).unwrap_or_default()
+    }
+
+    /// Whether the sides depend on rows that may be old.
+    fn is_in_doubt(&self) -> bool {
+        let (Some(view), Some(doubting)) = (&self.view, &self.doubting) else { return false };
+        let parts = |view| self.sides_of(view).map(|sides| sides.parts());
+        parts(view) != parts(doubting)
     }
 
     /// The winner keeps the lease for a while, so that the other side, which may ask late, does not get

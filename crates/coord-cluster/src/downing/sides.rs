@@ -21,6 +21,14 @@ pub(super) struct Sides<'a> {
     pub(super) joining: Vec<&'a Member>,
 }
 
+/// The part of [`Sides`] that a member belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Mine,
+    Cut,
+    Other,
+}
+
 impl<'a> Sides<'a> {
     /// Parts the members. `keep` is not cut out whatever it fails to reach; between two equals, one with
     /// the role stays.
@@ -38,7 +46,12 @@ impl<'a> Sides<'a> {
             };
             part.push(member);
         }
-        let misses = |member: &&Member| group.keys().any(|&id| view.is_broken(id, &member.id));
+        // One that says itself that it does not reach this side is not taken in by it, and whoever has the
+        // store, as who hears of that does, sees when another leader takes it in.
+        let misses = |member: &&Member| {
+            let mut group = group.keys();
+            group.any(|&id| view.is_broken(id, &member.id) && !view.is_missed_by(id, &member.id))
+        };
         Self { mine, cut: gone, other, joining: view.joining().filter(misses).collect() }
     }
 
@@ -49,6 +62,15 @@ impl<'a> Sides<'a> {
 
     pub(super) fn is_mine(&self, id: &NodeId) -> bool {
         self.mine.iter().any(|member| member.id == *id)
+    }
+
+    /// Where each member is.
+    pub(super) fn parts(&self) -> BTreeMap<NodeId, Part> {
+        let parts = [(&self.mine, Part::Mine), (&self.cut, Part::Cut), (&self.other, Part::Other)];
+        let placed = |(members, part): (&Vec<&Member>, _)| -> Vec<_> {
+            members.iter().map(|member| (member.id.clone(), part)).collect()
+        };
+        parts.into_iter().flat_map(placed).collect()
     }
 
     /// Everybody whom this side has to down if it goes on.

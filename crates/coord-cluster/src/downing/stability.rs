@@ -20,8 +20,16 @@ pub(super) enum Calm {
 pub(super) struct Stability {
     stable_after: Duration,
     unrest_limit: Option<Duration>,
-    /// When the first member became unreachable, and when something changed last.
-    trouble: Option<(Moment, Moment)>,
+    trouble: Option<Trouble>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trouble {
+    /// When a member changed sides first, and last.
+    first: Moment,
+    shifted: Moment,
+    /// When anything changed last.
+    last: Moment,
 }
 
 impl Stability {
@@ -34,41 +42,50 @@ impl Stability {
         self.trouble = None;
     }
 
-    /// Members or reachability changed, and somebody is unreachable.
-    pub(super) fn on_change(&mut self, now: Moment) {
+    /// A member became reachable or unreachable, and somebody is unreachable.
+    pub(super) fn on_shift(&mut self, now: Moment) {
         let first = match self.trouble {
             // After a long quiet it is another trouble.
-            Some((first, last)) if now.since(last) < self.stable_after * 2 => first,
+            Some(trouble) if now.since(trouble.shifted) < self.stable_after * 2 => trouble.first,
             _ => now,
         };
-        self.trouble = Some((first, now));
+        self.trouble = Some(Trouble { first, shifted: now, last: now });
+    }
+
+    /// Members came or went, and somebody is unreachable. The wait begins anew, and it is no unrest: there
+    /// is an end to it, and all nodes that decide see the same.
+    pub(super) fn on_members(&mut self, now: Moment) {
+        let trouble = self.trouble.get_or_insert(Trouble { first: now, shifted: now, last: now });
+        trouble.last = now;
     }
 
     /// If there is trouble, its wait begins anew.
     pub(super) fn restart(&mut self, now: Moment) {
-        self.trouble = self.trouble.map(|_| (now, now));
+        self.trouble = self.trouble.map(|_| Trouble { first: now, shifted: now, last: now });
     }
 
     /// This process was stalled for so long, and saw nothing of what changed meanwhile.
     pub(super) fn on_stall(&mut self, stalled: Duration) {
-        if let Some((first, last)) = &mut self.trouble {
-            *first = first.plus(stalled);
-            *last = last.plus(stalled);
+        if let Some(Trouble { first, shifted, last }) = &mut self.trouble {
+            for moment in [first, shifted, last] {
+                *moment = moment.plus(stalled);
+            }
         }
     }
 
     /// How quiet it is; none if everybody is reachable.
     pub(super) fn calm(&self, now: Moment) -> Option<Calm> {
-        let (first, last) = self.trouble?;
+        let Trouble { first, shifted, last } = self.trouble?;
         let stable = last.plus(self.stable_after);
         if now >= stable {
             return Some(Calm::Since(last));
         }
+        let settled = shifted.plus(self.stable_after);
         let limit = self.unrest_limit.map(|limit| first.plus(self.stable_after).plus(limit));
-        Some(match limit {
-            Some(limit) if now >= limit => Calm::Never,
-            Some(limit) => Calm::NotYet(stable.min(limit)),
-            None => Calm::NotYet(stable),
+        Some(match limit.filter(|limit| *limit < settled) {
+            Some(limit) if now < limit => Calm::NotYet(limit),
+            Some(_) if now < settled => Calm::Never,
+            _ => Calm::NotYet(stable),
         })
     }
 }
@@ -89,9 +106,9 @@ mod tests {
     fn a_change_starts_the_wait_anew() {
         let mut stability = stability(Some(15));
         assert_eq!(stability.calm(at(0)), None);
-        stability.on_change(at(10));
+        stability.on_shift(at(10));
         assert_eq!(stability.calm(at(10)), Some(Calm::NotYet(at(30))));
-        stability.on_change(at(14));
+        stability.on_shift(at(14));
         assert_eq!(stability.calm(at(30)), Some(Calm::NotYet(at(34))));
         assert_eq!(stability.calm(at(34)), Some(Calm::Since(at(14))));
         stability.on_quiet();
@@ -103,24 +120,35 @@ mod tests {
         for (limit, end) in [(Some(15), Calm::Never), (None, Calm::NotYet(at(54)))] {
             let mut stability = stability(limit);
             for second in [0, 10, 20, 30, 34] {
-                stability.on_change(at(second));
+                stability.on_shift(at(second));
             }
             assert_eq!(stability.calm(at(35)), Some(end), "{limit:?}");
         }
     }
 
     #[test]
+    fn members_that_come_and_go_are_waited_for_and_are_no_unrest() {
+        let mut stability = stability(Some(15));
+        stability.on_shift(at(0));
+        for second in [10, 20, 30, 40, 50] {
+            stability.on_members(at(second));
+            assert_eq!(stability.calm(at(second)), Some(Calm::NotYet(at(second + 20))));
+        }
+        assert_eq!(stability.calm(at(70)), Some(Calm::Since(at(50))));
+    }
+
+    #[test]
     fn after_a_long_quiet_it_is_another_trouble() {
         let mut stability = stability(Some(15));
-        stability.on_change(at(0));
-        stability.on_change(at(40));
+        stability.on_shift(at(0));
+        stability.on_shift(at(40));
         assert_eq!(stability.calm(at(41)), Some(Calm::NotYet(at(60))));
     }
 
     #[test]
     fn a_stall_of_this_process_is_not_quiet() {
         let mut stability = stability(Some(15));
-        stability.on_change(at(0));
+        stability.on_shift(at(0));
         stability.on_stall(Duration::from_secs(100));
         assert_eq!(stability.calm(at(101)), Some(Calm::NotYet(at(120))));
     }

@@ -338,6 +338,161 @@ proptest! {
     }
 }
 
+/// Nodes in groups that don't reach each other, none of which reaches the store for a while.
+struct Islands {
+    members: Vec<Member>,
+    groups: Vec<usize>,
+    /// When each node notices that it does not reach the others, loses the store, and has it again.
+    notices: Vec<u64>,
+    loses: Vec<u64>,
+    returns: Vec<u64>,
+    nodes: Vec<Downing>,
+    ends: Vec<Option<(u64, Why)>>,
+    /// What the store holds: each node's row, who is no member any more, and who has the lease.
+    rows: Vec<BTreeSet<usize>>,
+    failed: BTreeSet<usize>,
+    holder: Option<usize>,
+}
+
+/// How long a silence of the store is before it counts as away, and how long one's own row waits for
+/// an answer.
+const AWAY_AFTER: u64 = 30;
+const MUTE_AFTER: u64 = 4;
+
+impl Islands {
+    fn row(&self, n: usize, second: u64) -> BTreeSet<usize> {
+        let ended = |m: usize| self.ends[m].is_some_and(|(at, _)| at + 5 <= second);
+        let apart = |m: usize| self.groups[m] != self.groups[n] && second >= self.notices[n];
+        (0..self.members.len()).filter(|&m| m != n && (apart(m) || ended(m))).collect()
+    }
+
+    fn has_store(&self, n: usize, second: u64) -> bool {
+        second < self.loses[n] || second >= self.returns[n]
+    }
+
+    fn view(&self, n: usize, second: u64) -> View {
+        let names = |row: &BTreeSet<usize>| row.iter().copied().map(id).collect::<Vec<_>>();
+        let connected = self.has_store(n, second);
+        let status = |m: usize| {
+            if connected && self.failed.contains(&m) {
+                NodeStatus::Failed
+            } else {
+                NodeStatus::Active
+            }
+        };
+        let members = self.members.iter().cloned().enumerate();
+        let members = members.map(|(m, member)| member.with_status(status(m)));
+        let view = View::new(id(n), members).with_unreachable(names(&self.row(n, second)));
+        let told = (0..self.members.len()).filter(|&m| connected && m != n);
+        told.fold(view, |view, m| view.with_row(id(m), names(&self.rows[m])))
+    }
+
+    fn step(&mut self, n: usize, second: u64) {
+        let connected = self.has_store(n, second);
+        let row = self.row(n, second);
+        let silent = second.saturating_sub(self.loses[n]);
+        let mute = second >= self.notices[n].max(self.loses[n]) + MUTE_AFTER;
+        let away = !connected && (silent >= AWAY_AFTER || mute);
+        if connected {
+            self.rows[n] = row;
+        }
+        let store = if away { Reach::Unreachable } else { Reach::Reachable };
+        self.nodes[n].on_store(store, at(second));
+        let view = self.view(n, second);
+        self.nodes[n].on_view(view, at(second));
+        loop {
+            match self.nodes[n].next(at(second)) {
+                Step::AskLease if !connected => {
+                    self.nodes[n].on_lease(&LeaseAnswer::Unknown, at(second));
+                }
+                Step::AskLease => {
+                    let holder = *self.holder.get_or_insert(n);
+                    let answer = match holder == n {
+                        true => LeaseAnswer::Acquired,
+                        false => LeaseAnswer::HeldBy(id(holder)),
+                    };
+                    self.nodes[n].on_lease(&answer, at(second));
+                }
+                Step::Down(losers) => {
+                    self.failed
+                        .extend((0..self.members.len()).filter(|&m| losers.contains(&id(m))));
+                }
+                Step::DownSelf(why) => {
+                    self.ends[n] = Some((second, why));
+                    if connected {
+                        self.failed.insert(n);
+                    }
+                    return;
+                }
+                Step::ReleaseLease => self.nodes[n].on_lease_gone(),
+                Step::Stay | Step::Wait(_) => return,
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Every order in which the nodes lose the store and have it again: what their rows then tell is no
+    /// unrest, and an old row makes nobody believe that it is the one who reaches too few.
+    #[test]
+    fn a_store_that_comes_back_to_one_after_the_other_is_no_unrest(
+        nodes in 2_usize..=6,
+        groups in prop::collection::vec(0_usize..3, 6),
+        alone in any::<bool>(),
+        notices in prop::collection::vec(5_u64..9, 6),
+        loses in prop::collection::vec(prop::sample::select(vec![0_u64, 1, 4, 7, 12]), 6),
+        returns in prop::collection::vec(36_u64..88, 6),
+        which in any::<prop::sample::Index>(),
+    ) {
+        let groups = if alone { (0..6).collect() } else { groups };
+        prop_assume!(groups[..nodes].iter().any(|group| *group != groups[0]));
+        // A quorum that never was decides nothing.
+        let fits = |strategy: &Strategy| match strategy {
+            Strategy::StaticQuorum { quorum } => *quorum as usize <= nodes,
+            _ => true,
+        };
+        let lease = std::iter::repeat_n(Strategy::lease_majority(), 12);
+        let all: Vec<_> = strategies(nodes).into_iter().filter(fits).chain(lease).collect();
+        let strategy = which.get(&all).clone();
+        let settings = DowningSettings::new(strategy.clone());
+        let mut world = Islands {
+            members: crowd(nodes),
+            nodes: (0..nodes).map(|_| machine(strategy.clone())).collect(),
+            ends: vec![None; nodes],
+            rows: vec![BTreeSet::new(); nodes],
+            failed: BTreeSet::new(),
+            holder: None,
+            groups, notices, loses, returns,
+        };
+        for second in 0..260 {
+            for n in 0..nodes {
+                if world.ends[n].is_none() {
+                    world.step(n, second);
+                }
+            }
+        }
+        let mut sides: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
+        for n in 0..nodes {
+            sides.entry(world.groups[n]).or_default().push(id(n));
+        }
+        let stays = match world.holder {
+            Some(holder) => Some(world.groups[holder]),
+            None => {
+                let (groups, sides): (Vec<_>, Vec<_>) = sides.into_iter().unzip();
+                arbiter(&settings, &world.members, &sides).map(|n| groups[n])
+            }
+        };
+        for n in 0..nodes {
+            let end = world.ends[n].map(|(_, why)| why);
+            let wrong = matches!(end, Some(Why::Unstable | Why::PartlyConnected | Why::LeaseUnknown));
+            prop_assert!(!wrong, "{n}: {:?}", world.ends);
+            prop_assert_eq!(end.is_none(), Some(world.groups[n]) == stays, "{}: {:?}", n, world.ends);
+        }
+    }
+}
+
 fn machine(strategy: Strategy) -> Downing {
     Downing::new(DowningSettings::new(strategy)).expect("valid settings")
 }
@@ -539,7 +694,27 @@ fn one_whose_network_is_half_broken_goes_alone() {
     let mut node = machine(Strategy::KeepMajority);
     let view = (1..5).fold(view(0, 5, &[1, 2, 3]), |view, n| view.with_row(id(n), []));
     node.on_view(view, at(0));
-    assert_eq!(node.next(at(20)), Step::DownSelf(Why::PartlyConnected), "though it is the oldest");
+    assert_eq!(node.next(at(20)), Step::Wait(at(110)), "the others' rows may be old");
+    assert_eq!(node.next(at(110)), Step::DownSelf(Why::PartlyConnected), "though it is the oldest");
+}
+
+#[test]
+fn what_may_be_old_is_waited_for_once_also_where_a_lease_decides() {
+    let mut node = machine(Strategy::lease_majority()).with_node_ttl(Duration::from_secs(30));
+    // n1 reaches n2, or could do so before the store was lost to it.
+    let rows = |me_misses: &[usize]| {
+        let view = view(0, 3, me_misses);
+        view.with_row(id(1), []).with_row(id(2), [])
+    };
+    node.on_view(rows(&[2]), at(0));
+    assert_eq!(node.posture(), Posture::Split);
+    assert_eq!(node.next(at(20)), Step::Wait(at(50)));
+    assert_eq!(node.next(at(50)), Step::AskLease, "it is so");
+    node.on_view(rows(&[2]), at(51));
+    node.on_lease(&LeaseAnswer::Unknown, at(51));
+    assert_eq!(node.next(at(51)), Step::Wait(at(52)));
+    node.on_view(rows(&[1, 2]), at(52));
+    assert_eq!(node.next(at(52)), Step::Wait(at(72)), "that is another question");
 }
 
 #[test]

@@ -127,13 +127,30 @@ impl View {
         misses(one, other) || misses(other, one)
     }
 
-    /// What a decision depends on, for telling whether it is still the same.
-    pub(super) fn essence(&self) -> (Vec<Member>, BTreeSet<(NodeId, NodeId)>) {
-        let links = self.rows.iter().filter(|(observer, _)| self.is_counted(observer));
-        let links = links.flat_map(|(observer, row)| {
-            let row = row.iter().filter(|subject| self.is_counted(subject));
-            row.map(|subject| (observer.clone(), subject.clone()))
-        });
-        (self.counted().cloned().collect(), links.collect())
+    /// Whether a node says itself that it does not reach this one.
+    pub(super) fn is_missed_by(&self, id: &NodeId, by: &NodeId) -> bool {
+        self.rows.get(by).is_some_and(|row| row.contains(id))
+    }
+
+    /// This view without what only an old row may say. Where somebody does not reach a node that does not
+    /// say the same, that node is dead, or can't write its row; and then whoever still says to reach it may
+    /// be unable to write, too. What this node reaches itself is never in doubt. None where nothing is.
+    pub(super) fn doubting(&self) -> Option<Self> {
+        let says = |from: &NodeId, to| self.rows.get(from).is_none_or(|row| row.contains(to));
+        let missed = self.rows.get(&self.me).into_iter().flatten();
+        let mute: BTreeSet<&NodeId> = missed
+            .filter(|node| {
+                let rows = self.rows.iter().filter(|(observer, _)| self.is_counted(observer));
+                rows.filter(|(_, row)| row.contains(*node)).any(|(by, _)| !says(node, by))
+            })
+            .collect();
+        if mute.is_empty() {
+            return None;
+        }
+        let mut view = self.clone();
+        for (observer, row) in view.rows.iter_mut().filter(|(observer, _)| **observer != self.me) {
+            row.extend(mute.iter().filter(|node| **node != observer).map(|node| (*node).clone()));
+        }
+        Some(view)
     }
 }

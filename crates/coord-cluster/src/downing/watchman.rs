@@ -53,7 +53,8 @@ impl Watchman {
             return Err(Error::invalid("start", why));
         };
         let peers = Peers::new(settings, &downing, probe, detector)?;
-        Ok(Some(Self { downing: Downing::new(downing.clone())?, settings: downing, peers }))
+        let machine = Downing::new(downing.clone())?.with_node_ttl(settings.node_ttl);
+        Ok(Some(Self { downing: machine, settings: downing, peers }))
     }
 
     /// Watches until the node's runtime ends, or ends it.
@@ -66,6 +67,7 @@ impl Watchman {
             scene: Scene::default(),
             row: BTreeSet::new(),
             row_since: shared.clock.now(),
+            tells: false,
             asking: None,
             lease: None,
             posture: Posture::Normal,
@@ -86,6 +88,8 @@ struct Watch {
     /// Whom this node does not reach, and since when that has been so.
     row: BTreeSet<NodeId>,
     row_since: Moment,
+    /// Whether it tells that: once it knows it of everybody, and as a member also when others come.
+    tells: bool,
     asking: Option<Asking>,
     lease: Option<LeaseGuard>,
     posture: Posture,
@@ -108,6 +112,7 @@ impl Watch {
             let Some(wake) = self.act(now).await else { break };
             let ask_at = self.peers.ask(&self.scene.peers, now);
             let wake = wake.min(now.plus(TICK)).min(ask_at.unwrap_or(wake));
+            debug_assert!(wake > now, "it would spin");
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled() => break,
@@ -152,9 +157,11 @@ impl Watch {
         if row != self.row {
             (self.row, self.row_since) = (row, now);
         }
+        let (known, member) = (self.peers.are_known(now), self.scene.is_member(&shared.node));
+        self.tells = known || (member && self.tells);
         if self.peers.are_asked() {
             // Without probes all know the same, from the store.
-            let row = Some(self.row.clone());
+            let row = self.tells.then(|| self.row.clone());
             shared.row.send_if_modified(|told| {
                 *told != row && {
                     *told = row;

@@ -127,6 +127,7 @@ impl Outbox {
                 // Whoever does not wait any more is told nothing.
                 Step::Tell(waiter, ending) => drop(waiter.send(ending)),
                 Step::Wait(until) => {
+                    debug_assert!(until.is_none_or(|until| until > now), "it would spin");
                     let until = until.unwrap_or(now.plus(SLEEP_MAX));
                     tokio::select! {
                         biased;

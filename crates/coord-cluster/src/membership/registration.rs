@@ -24,7 +24,7 @@ pub(crate) enum Registered {
 pub(crate) enum RegistrarTurn {
     /// This call.
     Do(RegistrarStep),
-    /// Nothing before this moment.
+    /// Nothing before this moment, which is later than now unless the registration was just lost.
     WaitUntil(Moment),
 }
 

@@ -83,6 +83,7 @@ impl Region {
                 self.hosting.on_end(now.plus(shared.settings.stop_budget()));
             }
             let Turn { orders, report, wake, overdue } = self.hosting.next(now);
+            debug_assert!(wake.is_none_or(|wake| wake > now), "it would spin");
             if overdue && self.is_overdue(ends) {
                 return;
             }

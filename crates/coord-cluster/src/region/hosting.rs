@@ -55,7 +55,7 @@ pub(crate) struct Turn {
     pub(crate) orders: Vec<Order>,
     /// What the registration has to say.
     pub(crate) report: Option<(Incarnation, Report)>,
-    /// When to ask again although nothing was heard.
+    /// When to ask again although nothing was heard; later than now.
     pub(crate) wake: Option<Moment>,
     /// A shard still runs although it was aborted a while ago.
     pub(crate) overdue: bool,
@@ -66,7 +66,8 @@ enum State {
     Starting,
     Running,
     Stopping,
-    Aborted,
+    /// It is overdue at this moment.
+    Aborted(Moment),
 }
 
 #[derive(Clone, Debug)]
@@ -272,18 +273,19 @@ impl Hosting {
         for (&shard, hosted) in &mut self.shards {
             let deadline = self.deadlines.get(&hosted.run).copied().unwrap_or(now);
             let until = self.ends_at.map_or(deadline, |end| end.min(deadline));
-            let overdue = until.plus(self.times.grace);
             let wake = match hosted.state {
                 State::Stopping if until <= now => {
-                    hosted.state = State::Aborted;
+                    // However late it was aborted, it has its time to end.
+                    let overdue = now.plus(self.times.grace);
+                    hosted.state = State::Aborted(overdue);
                     turn.orders.push(Order::Abort(shard));
                     overdue
                 }
-                State::Aborted if overdue <= now => {
+                State::Aborted(overdue) if overdue <= now => {
                     turn.overdue = true;
                     continue;
                 }
-                State::Aborted => overdue,
+                State::Aborted(overdue) => overdue,
                 State::Stopping => until,
                 State::Starting | State::Running => continue,
             };
@@ -331,7 +333,7 @@ impl Hosting {
         let mut report = Report::new(map.uid(), map.version());
         for (&shard, hosted) in &self.shards {
             match hosted.state {
-                State::Stopping | State::Aborted => {
+                State::Stopping | State::Aborted(_) => {
                     report.stopping.insert(shard);
                 }
                 State::Starting | State::Running => {}

@@ -50,7 +50,8 @@ impl Driver {
             let guard = self.guard.as_ref();
             let deadline =
                 guard.map_or(Moment::from_origin(Duration::ZERO), |guard| guard.deadline());
-            let turn = self.machine.next(self.clock.now(), deadline);
+            let now = self.clock.now();
+            let turn = self.machine.next(now, deadline);
             self.show();
             match turn {
                 Turn::Acquire => self.acquire().await,
@@ -58,7 +59,10 @@ impl Driver {
                 Turn::Cancel => self.work.iter().for_each(|work| work.cancel.cancel()),
                 Turn::Abort => self.abort(),
                 Turn::Release => self.release().await,
-                Turn::Wait(until) => self.wait(until).await,
+                Turn::Wait(until) => {
+                    debug_assert!(until.is_none_or(|until| until > now), "it would spin");
+                    self.wait(until).await;
+                }
                 Turn::End(ended) => return self.tell(State::Ended(ended)),
             }
         }

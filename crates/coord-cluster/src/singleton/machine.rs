@@ -31,7 +31,7 @@ pub(super) enum Turn {
     Abort,
     /// Give the lease back: nothing of the job is left.
     Release,
-    /// Nothing, until this moment or until something is heard.
+    /// Nothing, until this moment, which is later than now, or until something is heard.
     Wait(Option<Moment>),
     /// Nothing any more.
     End(Ended),

@@ -264,10 +264,14 @@ impl Keeper {
         loop {
             // Nothing is renewed for a holder that has gone.
             self.look_for_order();
-            let action = self.holding.next(clock.now());
+            let now = clock.now();
+            let action = self.holding.next(now);
             self.tell();
             match action {
-                Action::Wait(until) => self.wait(until).await,
+                Action::Wait(until) => {
+                    debug_assert!(until > now, "it would spin");
+                    self.wait(until).await;
+                }
                 Action::Renew(until) => self.renew(until).await,
                 Action::Release(until) => release(&self.leases, &mut self.holding, until).await,
                 Action::Finish => break,

@@ -118,6 +118,26 @@ fn three_hosts_in_a_row_are_enough_also_where_leaders_change_between() {
 }
 
 #[test]
+fn a_deleted_table_is_forgotten_and_no_other() {
+    let (rules, other) = (rules(), TableName::new("other").expect("name"));
+    let mut record = ClusterRecord::default();
+    for name in [table(), other.clone()] {
+        let parked = Parked { hosts: vec![id(1)] };
+        record.parked.entry(name.clone()).or_default().insert(ShardId::new(1), parked);
+        let shards = [(name, BTreeSet::from([ShardId::new(2)]))].into();
+        record.suspicions.groups.push(Suspicion { crashes: vec![0], shards });
+    }
+    let crashed = Crashed { node: id(1), incarnation: run(1), versions: BTreeMap::new() };
+    record.suspicions.crashes.push(crashed);
+    let mut poison = Poisoning::resume(&rules, &record, &BTreeMap::new(), at(0)).expect("on");
+    poison.forget(&table());
+    poison.remember(&mut record);
+    assert_eq!(record.parked.keys().collect::<Vec<_>>(), [&other]);
+    let suspect: Vec<_> = record.suspicions.groups.iter().flat_map(|g| g.shards.keys()).collect();
+    assert_eq!(suspect, [&other]);
+}
+
+#[test]
 fn a_leader_hears_of_the_most_suspect_shards_only() {
     let settings = PoisonSettings::default();
     let mut poison = Poison::new(settings, [], at(0)).expect("valid");

@@ -121,6 +121,20 @@ fn the_target_of_an_exclusive_move_waits_and_one_that_makes_first_starts() {
     assert!(matches!(turn.orders[..], [Order::Renew { epoch, .. }] if epoch == mine.epoch(S)));
 }
 
+/// As after a suspend: nothing was told to stop, and all is late.
+#[test]
+fn what_is_aborted_long_after_its_deadline_still_has_its_time_to_end() {
+    let mut hosting = hosting();
+    hosting.on_map(Some(map(None, Handoff::Exclusive, "a", None)));
+    assert!(starts(&hosting.next(at(1))));
+    let turn = hosting.next(at(100));
+    assert_eq!(turn.orders, vec![Order::Stop(S), Order::Abort(S)]);
+    assert_eq!((turn.overdue, turn.wake), (false, Some(at(101))));
+    let turn = hosting.next(at(100));
+    assert_eq!((turn.overdue, turn.wake), (false, Some(at(101))));
+    assert!(hosting.next(at(101)).overdue);
+}
+
 #[test]
 fn it_begins_to_stop_before_its_deadline_and_aborts_at_it() {
     let mut hosting = hosting();
@@ -134,6 +148,7 @@ fn it_begins_to_stop_before_its_deadline_and_aborts_at_it() {
     assert_eq!((turn.orders, turn.wake), (vec![Order::Stop(S)], Some(at(10))));
     let turn = hosting.next(at(10));
     assert_eq!((turn.orders, turn.overdue), (vec![Order::Abort(S)], false));
+    assert_eq!(turn.wake, Some(at(11)));
     assert!(hosting.next(at(11)).overdue);
     hosting.on_ended(S, false, at(11));
     // Its successor in this process starts what that one is given.
