@@ -26,7 +26,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use clap::Parser as _;
 use coord::cluster::{
-    Cluster, Handler, Handoff, Host, Mail, Settings, ShardFence, ShardToken, TcpTransport,
+    Cluster, Handler, Handoff, Host, HostError, Mail, Settings, ShardFence, ShardToken,
+    TcpTransport,
 };
 use coord::{NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableHeader, TableName};
 use coord_examples::kv::{self, Client, Kv, Storage};
@@ -89,9 +90,9 @@ struct Noting {
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         self.tokens.lock().expect("not poisoned").extend(fence.token());
-        self.kv.start(shard, fence).await;
+        self.kv.start(shard, fence).await
     }
 
     async fn stop(&self, shard: ShardId) {

@@ -5,7 +5,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
 use crate::singleton::State;
-use crate::status::Gating;
+use crate::status::{Gating, HostFault};
 
 /// What the gauges show of one node.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Gauges {
     pub(crate) leads: bool,
     pub(crate) term: Option<Term>,
     pub(crate) rebalancing: bool,
+    /// Shards of this node's host, by what is wrong with them.
+    pub(crate) faults: [usize; HostFault::NAMES.len()],
 }
 
 /// Sets the gauges to what this node sees.
@@ -40,6 +42,9 @@ pub(crate) fn gauges(gauges: &Gauges) {
     gauge!("cluster_leader_term").set(wide(gauges.term.map_or(0, Term::get)));
     gauge!("cluster_rebalancing_active").set(if gauges.rebalancing { 1.0 } else { 0.0 });
     gauge!("cluster_nodes_unreachable").set(float(gauges.unreachable));
+    for (fault, count) in HostFault::NAMES.into_iter().zip(gauges.faults) {
+        gauge!("cluster_shards_faulty", "fault" => fault).set(float(count));
+    }
 }
 
 /// Counts what an event tells.

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::envelope::{Answer, Letter};
 use super::seen::{Check, Seen};
 use super::{Handler, Mail, MailboxLimits};
-use crate::region::{Host, ShardFence};
+use crate::region::{Host, HostError, ShardFence};
 use crate::transport::Incoming;
 
 /// The messages that come to one node for one table.
@@ -125,9 +125,9 @@ impl Inbox {
 
 #[async_trait]
 impl Host for Inbox {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
-        let Some(token) = fence.token() else { return };
-        self.handler.start(shard, fence.clone()).await;
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
+        let Some(token) = fence.token() else { return Ok(()) };
+        self.handler.start(shard, fence.clone()).await?;
         let hosted = Hosted {
             run: fence.run_of(),
             fence,
@@ -138,6 +138,7 @@ impl Host for Inbox {
             cut: CancellationToken::new(),
         };
         lock(&self.hosted).insert(shard, Arc::new(hosted));
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

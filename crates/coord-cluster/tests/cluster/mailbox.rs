@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_cluster::transport::MemoryNetwork;
 use coord_cluster::{
-    AskError, Cluster, Handler, Handoff, Host, Mail, MailboxLimits, Settings, ShardFence,
+    AskError, Cluster, Handler, Handoff, Host, HostError, Mail, MailboxLimits, Settings, ShardFence,
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
@@ -63,8 +63,9 @@ struct Noting {
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, _shard: ShardId, _fence: ShardFence) {
+    async fn start(&self, _shard: ShardId, _fence: ShardFence) -> Result<(), HostError> {
         tokio::time::sleep(20 * MILLISECOND).await;
+        Ok(())
     }
 
     async fn stop(&self, _shard: ShardId) {

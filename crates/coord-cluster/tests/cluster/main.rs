@@ -7,6 +7,7 @@ mod failover;
 mod faults;
 mod gating;
 mod handoff;
+mod hosting;
 mod leaders;
 mod loads;
 mod mailbox;
