@@ -103,7 +103,7 @@ async fn ask(mailbox: &Mailbox, shards: &[ShardId]) -> f64 {
     rate(ASKS * u32::try_from(shards.len()).expect("few"), began)
 }
 
-/// All callers ask one shard: its messages go one after the other.
+/// All callers ask one shard, so that many messages wait for it at a time.
 async fn one_shard(mailbox: &Mailbox, shard: ShardId) -> f64 {
     let began = Instant::now();
     let asks = ASKS / 10;

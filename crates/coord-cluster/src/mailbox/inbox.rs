@@ -14,10 +14,14 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::envelope::{Answer, Letter};
+use super::lanes::{FLIGHT_BYTES_MAX, Message, Number, Rest, Said};
 use super::seen::{Check, Seen};
-use super::{Handler, Mail, MailboxLimits};
+use super::{Handler, Mail, MailboxLimits, SenderRun};
 use crate::region::{Host, HostError, ShardFence};
 use crate::transport::Incoming;
+
+/// After this, no further message of the same attempt is handed over.
+const TURN_MAX: Duration = Duration::from_millis(5);
 
 /// The messages that come to one node for one table.
 pub(crate) struct Inbox {
@@ -61,31 +65,58 @@ impl Inbox {
         }
     }
 
-    /// Handles a message, unless it was handled before or does not belong here. Not to be dropped before
-    /// it returns.
+    /// Handles messages one after the other, unless they were handled before or do not belong here. Not to
+    /// be dropped before it returns.
     pub(crate) async fn take(&self, letter: Letter) -> Answer {
-        let Letter { uid, shard, epoch, to, sender, number, payload, .. } = letter;
+        let Letter { uid, shard, epoch, to, sender, attempt, messages, .. } = letter;
         let belongs =
             |hosted: &&Arc<Hosted>| hosted.uid == uid && hosted.run == to && epoch >= hosted.since;
         let hosted = lock(&self.hosted).get(&shard).filter(belongs).cloned();
         let Some(hosted) = hosted else {
             // A repetition may come after the shard has gone.
-            return self
-                .known(lock(&self.seen).check(sender, shard, number))
-                .unwrap_or(Answer::NotHere);
+            let seen = lock(&self.seen);
+            let known = messages.iter().map_while(|one| known(&seen, sender, shard, one.number));
+            return Answer::Taken(known.collect(), Rest::NotHere);
         };
         let _turn = hosted.turn.lock().await;
-        let mail = {
-            let mut seen = lock(&self.seen);
-            if let Some(answer) = self.known(seen.check(sender, shard, number)) {
-                return answer;
+        let began = self.clock.now();
+        let first = messages.first().map_or(0, |message| message.number);
+        if !lock(&self.seen).admit(sender, shard, attempt, first, began) {
+            // Its sender listens to a later one.
+            return Answer::Taken(Vec::new(), Rest::NotHere);
+        }
+        let (mut all, mut bytes) = (Vec::with_capacity(messages.len()), 0);
+        for Message { number, payload } in messages {
+            let mail = {
+                let mut seen = lock(&self.seen);
+                if let Some(known) = known(&seen, sender, shard, number) {
+                    bytes += known.len();
+                    all.push(known);
+                    continue;
+                }
+                if hosted.closed.is_cancelled() || !hosted.fence.is_current() {
+                    return Answer::Taken(all, Rest::NotHere);
+                }
+                // The first ones are not to wait for their answers until the last one has its own.
+                let long = self.clock.now().since(began) >= TURN_MAX || bytes >= FLIGHT_BYTES_MAX;
+                if long && !all.is_empty() {
+                    break;
+                }
+                seen.begin(sender, shard, number);
+                Mail { shard, payload, fence: hosted.fence.clone() }
+            };
+            let said = self.handle(&hosted, mail).await;
+            bytes += said.len();
+            if let Said::Answered(answer) = &said {
+                lock(&self.seen).answered(sender, shard, number, answer.clone());
             }
-            if hosted.closed.is_cancelled() || !hosted.fence.is_current() {
-                return Answer::NotHere;
-            }
-            seen.begin(sender, shard, number, self.clock.now());
-            Mail { shard, payload, fence: hosted.fence.clone() }
-        };
+            all.push(said);
+        }
+        Answer::Taken(all, Rest::Later)
+    }
+
+    async fn handle(&self, hosted: &Hosted, mail: Mail) -> Said {
+        let shard = mail.shard;
         let handled = AssertUnwindSafe(self.handler.handle(mail)).catch_unwind();
         let done = tokio::select! {
             biased;
@@ -95,31 +126,27 @@ impl Inbox {
         match done {
             Some(Ok(answer)) if answer.len() > self.answer_max => {
                 let (bytes, max) = (answer.len(), self.answer_max);
-                Answer::Failed(format!(
+                Said::Failed(format!(
                     "it was handled, and its answer is too large bytes={bytes} max={max}"
                 ))
             }
-            Some(Ok(answer)) => {
-                lock(&self.seen).answered(sender, shard, number, answer.clone());
-                Answer::Answered(answer)
-            }
+            Some(Ok(answer)) => Said::Answered(answer),
             Some(Err(_panic)) => {
                 tracing::error!(%shard, "the handler of a message panicked");
-                Answer::Failed("its handler panicked".to_owned())
+                Said::Failed("its handler panicked".to_owned())
             }
-            None => {
-                Answer::Failed("the shard had to go before it was handled to its end".to_owned())
-            }
+            None => Said::Failed("the shard had to go before it was handled to its end".to_owned()),
         }
     }
+}
 
-    fn known(&self, check: Check) -> Option<Answer> {
-        match check {
-            Check::New => None,
-            Check::Answered(answer) => Some(Answer::Answered(answer)),
-            Check::Unanswered => Some(Answer::Failed("it was taken, and has no answer".to_owned())),
-            Check::Late => Some(Answer::Failed("its sender has given it up".to_owned())),
-        }
+/// What is said of a message that was handed over before; none for a new one.
+fn known(seen: &Seen, sender: SenderRun, shard: ShardId, number: Number) -> Option<Said> {
+    match seen.check(sender, shard, number) {
+        Check::New => None,
+        Check::Answered(answer) => Some(Said::Answered(answer)),
+        Check::Unanswered => Some(Said::Failed("it was taken, and has no answer".to_owned())),
+        Check::Late => Some(Said::Failed("its sender has given it up".to_owned())),
     }
 }
 

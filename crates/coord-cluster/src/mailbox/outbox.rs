@@ -14,7 +14,9 @@ use tokio_util::task::TaskTracker;
 
 use super::envelope::{Answer, Letter};
 use super::inbox::Inbox;
-use super::lanes::{Ending, Full, Lanes, Number, Outcome, Route, Step, Target, Withdrawn};
+use super::lanes::{
+    Attempt, Ending, Full, Lanes, Message, Number, Outcome, Route, Step, Target, Withdrawn,
+};
 use super::{MailboxLimits, SenderRun};
 use crate::handoff::Handoff;
 use crate::record::TableNote;
@@ -136,16 +138,16 @@ impl Outbox {
                         () = self.shared.sleep_until(until.min(now.plus(SLEEP_MAX))) => {}
                     }
                 }
-                Step::Send { number, target, payload, deadline } => {
+                Step::Send { attempt, target, messages, deadline } => {
                     let outcome = tokio::select! {
                         biased;
                         () = self.cut.cancelled() => return,
-                        outcome = self.attempt(shard, number, target, payload) => outcome,
+                        outcome = self.attempt(shard, attempt, target, messages) => outcome,
                         () = self.shared.sleep_until(deadline) => Outcome::Late,
                     };
                     let now = self.shared.clock.now();
-                    let told = self.lanes().on_outcome(shard, number, outcome, now);
-                    if let Some((waiter, ending)) = told {
+                    let told = self.lanes().on_outcome(shard, attempt, outcome, now);
+                    for (waiter, ending) in told {
                         drop(waiter.send(ending));
                     }
                 }
@@ -156,13 +158,13 @@ impl Outbox {
     async fn attempt(
         &self,
         shard: ShardId,
-        number: Number,
+        attempt: Attempt,
         target: Target,
-        payload: Bytes,
+        messages: Vec<Message>,
     ) -> Outcome {
         let Target { run, address, uid, epoch } = target;
         let (table, sender) = (self.table.clone(), self.sender);
-        let letter = Letter { table, uid, shard, epoch, to: run, sender, number, payload };
+        let letter = Letter { table, uid, shard, epoch, to: run, sender, attempt, messages };
         let here = *self.shared.registered.borrow() == Some(run);
         if let Some(inbox) = self.inbox.as_ref().filter(|_| here) {
             // In a task of its own: that the caller's time is over is no reason to drop a handler.
@@ -176,7 +178,7 @@ impl Outbox {
             Ok(Ok(answer)) => answer.into(),
             Ok(Err(error)) => Outcome::Lost(error.to_string()),
             Err(error) if error.effect() == Effect::None => {
-                tracing::debug!(table = %self.table, %shard, %error, "a message can't be sent now");
+                tracing::debug!(table = %self.table, %shard, %error, "messages can't be sent now");
                 Outcome::NotSent
             }
             Err(error) => Outcome::Lost(error.to_string()),

@@ -408,6 +408,65 @@ async fn what_is_handled_for_longer_than_the_stop_budget_does_not_hold_up_a_move
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_waits_for_one_shard_goes_out_together() {
+    let scene = Scene::new(Handoff::Exclusive);
+    let nodes = scene.nodes(&["n1", "n2"]).await;
+    scene.takes.send_replace(Duration::ZERO);
+    let shard = nodes[1].shard();
+    let began = Instant::now();
+    let asked: Vec<_> =
+        (1..=200).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    for answer in join_all(asked).await {
+        answer.expect("answered");
+    }
+    // 1, 2, 4, 8, 16 and then 32 at a time: 11 ways there and back. One at a time it were 200.
+    assert!(began.elapsed() < 200 * 2 * MILLISECOND / 4, "{:?}", began.elapsed());
+    assert_eq!(scene.ledger.of(shard).len(), 200);
+    scene.ledger.check();
+    // A slow handler's first answers do not wait for the last ones.
+    scene.takes.send_replace(SECOND);
+    let asked: Vec<_> =
+        (201..=210).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    let began = Instant::now();
+    for (asked, number) in asked.into_iter().zip(1..) {
+        asked.await.expect("answered");
+        let late = began.elapsed() - number * SECOND;
+        assert!(late < 100 * MILLISECOND, "answer {number} came {late:?} late");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_order_and_at_most_once_while_answers_are_lost_and_the_shard_moves() {
+    let scene = Scene::new(Handoff::Exclusive);
+    let mut nodes = scene.nodes(&["n1", "n2", "n3"]).await;
+    scene.takes.send_replace(MILLISECOND);
+    let leaving = nodes.remove(1);
+    let shard = leaving.shard();
+    let asked: Vec<_> =
+        (1..=600).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    let leaves = async {
+        for _ in 0..20 {
+            scene.network.lose_answers(&address(&leaving.name()), 1);
+            tokio::time::sleep(10 * MILLISECOND).await;
+        }
+        leaving.cluster.leave().await.expect("leaves in order");
+    };
+    let (answers, ()) = tokio::join!(join_all(asked), leaves);
+    scene.ledger.check();
+    let handled = scene.ledger.of(shard);
+    let by_leaving = handled.iter().filter(|(node, _)| *node == leaving.name()).count();
+    assert!(by_leaving > 0 && by_leaving < handled.len(), "it moved under way: {by_leaving}");
+    for (answer, number) in answers.into_iter().zip(1..) {
+        let what = format!("a {number}");
+        let by = handled.iter().find(|(_, handled)| *handled == what).map(|(node, _)| node);
+        match answer {
+            Ok(answer) => assert_eq!(answer, format!("{} {what}", by.expect("handled"))),
+            Err(error) => assert_eq!(error.effect(), Effect::Unknown, "{what}: {error}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_handler_needs_a_transport_and_a_mailbox_a_table() {
     let scene = Scene::new(Handoff::Exclusive);
     let handler =
