@@ -45,6 +45,11 @@
 //! - **Bounded.** A lane holds at most [`MailboxLimits::lane_max`] messages, a table's lanes together
 //!   [`MailboxLimits::bytes_max`] bytes; beyond that the sender is told at once.
 //!
+//! Metrics: the gauge `cluster_mailbox_buffered` counts what this node has taken in to send and not told its
+//! caller about; `cluster_mailbox_asked{outcome}` counts what callers were told (`answered`, `unknown`,
+//! `not_delivered`, `buffer_full`, `too_large`, `no_such_shard`, `closed`), and `cluster_mailbox_taken{outcome}` what
+//! became of messages that came to this node (`answered`, `failed`, `repeated`, `not_here`).
+//!
 //! Not promised: any order between two nodes; that a message is handled before its sender's process dies;
 //! and, in the modes with two hosts (`MakeBeforeBreak`, `Eager`), that a message whose caller was told
 //! "unknown" is not handled after a later one at the new host.

@@ -89,6 +89,36 @@ pub(crate) fn term_regression(term: Term) {
     counter!("cluster_leader_term_regressions").increment(1);
 }
 
+/// A message that this node has taken in to send, and has not told its caller about: it waits for its
+/// shard's owner, or is on its way. Counted for as long as this exists.
+#[derive(Debug)]
+pub(crate) struct Buffered(());
+
+impl Buffered {
+    pub(crate) fn new() -> Self {
+        gauge!("cluster_mailbox_buffered").increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for Buffered {
+    fn drop(&mut self) {
+        gauge!("cluster_mailbox_buffered").decrement(1.0);
+    }
+}
+
+/// A caller of this node was told so.
+pub(crate) fn asked(outcome: &'static str) {
+    counter!("cluster_mailbox_asked", "outcome" => outcome).increment(1);
+}
+
+/// What this node did with messages that came to it.
+pub(crate) fn taken(outcome: &'static str, messages: usize) {
+    if messages > 0 {
+        counter!("cluster_mailbox_taken", "outcome" => outcome).increment(wide_count(messages));
+    }
+}
+
 /// How long a heartbeat took.
 pub(crate) fn heartbeat(took: std::time::Duration) {
     histogram!("cluster_node_heartbeat_latency_ms").record(took.as_secs_f64() * 1_000.0);

@@ -18,6 +18,7 @@ use super::lanes::{FLIGHT_BYTES_MAX, Message, Number, Rest, Said};
 use super::seen::{Check, Seen};
 use super::{Handler, Mail, MailboxLimits, SenderRun};
 use crate::region::{Host, HostError, ShardFence};
+use crate::telemetry;
 use crate::transport::Incoming;
 
 /// After this, no further message of the same attempt is handed over.
@@ -68,6 +69,15 @@ impl Inbox {
     /// Handles messages one after the other, unless they were handled before or do not belong here. Not to
     /// be dropped before it returns.
     pub(crate) async fn take(&self, letter: Letter) -> Answer {
+        let count = letter.messages.len();
+        let answer = self.take_all(letter).await;
+        if let Answer::Taken(said, Rest::NotHere) = &answer {
+            telemetry::taken("not_here", count - said.len());
+        }
+        answer
+    }
+
+    async fn take_all(&self, letter: Letter) -> Answer {
         let Letter { uid, shard, epoch, to, sender, attempt, messages, .. } = letter;
         let belongs =
             |hosted: &&Arc<Hosted>| hosted.uid == uid && hosted.run == to && epoch >= hosted.since;
@@ -90,6 +100,7 @@ impl Inbox {
             let mail = {
                 let mut seen = lock(&self.seen);
                 if let Some(known) = known(&seen, sender, shard, number) {
+                    telemetry::taken("repeated", 1);
                     bytes += known.len();
                     all.push(known);
                     continue;
@@ -106,6 +117,8 @@ impl Inbox {
                 Mail { shard, payload, fence: hosted.fence.clone() }
             };
             let said = self.handle(&hosted, mail).await;
+            let outcome = if let Said::Answered(_) = said { "answered" } else { "failed" };
+            telemetry::taken(outcome, 1);
             bytes += said.len();
             if let Said::Answered(answer) = &said {
                 lock(&self.seen).answered(sender, shard, number, answer.clone());

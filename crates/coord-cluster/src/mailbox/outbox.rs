@@ -21,7 +21,21 @@ use super::{MailboxLimits, SenderRun};
 use crate::handoff::Handoff;
 use crate::record::TableNote;
 use crate::shared::{SLEEP_MAX, Shared};
+use crate::telemetry::Buffered;
 use crate::transport::Transport;
+
+/// Who waits for what becomes of a message.
+struct Waiter {
+    told: oneshot::Sender<Ending>,
+    _buffered: Buffered,
+}
+
+impl Waiter {
+    fn tell(self, ending: Ending) {
+        // Whoever does not wait any more is told nothing.
+        drop(self.told.send(ending));
+    }
+}
 
 /// The messages that one node sends to one table.
 pub(crate) struct Outbox {
@@ -33,7 +47,7 @@ pub(crate) struct Outbox {
     transport: Arc<dyn Transport>,
     /// Where messages go whose owner is this very run.
     inbox: Option<Arc<Inbox>>,
-    lanes: Mutex<Lanes<oneshot::Sender<Ending>>>,
+    lanes: Mutex<Lanes<Waiter>>,
     tasks: TaskTracker,
     runtime: Handle,
     /// Nothing is sent any more.
@@ -91,7 +105,8 @@ impl Outbox {
         payload: Bytes,
         deadline: Moment,
     ) -> Result<(Number, oneshot::Receiver<Ending>), Full> {
-        let (waiter, told) = oneshot::channel();
+        let (told_by, told) = oneshot::channel();
+        let waiter = Waiter { told: told_by, _buffered: Buffered::new() };
         let taken = self.lanes().push(shard, payload, deadline, waiter)?;
         if taken.is_first {
             self.tasks.spawn_on(Arc::clone(self).drive(shard), &self.runtime);
@@ -126,8 +141,7 @@ impl Outbox {
             let step = self.lanes().next(shard, &route, now);
             match step {
                 Step::Idle => return,
-                // Whoever does not wait any more is told nothing.
-                Step::Tell(waiter, ending) => drop(waiter.send(ending)),
+                Step::Tell(waiter, ending) => waiter.tell(ending),
                 Step::Wait(until) => {
                     let until = until.unwrap_or(now.plus(SLEEP_MAX));
                     tokio::select! {
@@ -148,7 +162,7 @@ impl Outbox {
                     let now = self.shared.clock.now();
                     let told = self.lanes().on_outcome(shard, attempt, outcome, now);
                     for (waiter, ending) in told {
-                        drop(waiter.send(ending));
+                        waiter.tell(ending);
                     }
                 }
             }
@@ -185,7 +199,7 @@ impl Outbox {
         }
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes<oneshot::Sender<Ending>>> {
+    fn lanes(&self) -> MutexGuard<'_, Lanes<Waiter>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

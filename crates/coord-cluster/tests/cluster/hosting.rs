@@ -10,6 +10,7 @@ use coord_core::{MemoryBackend, ShardCount, ShardId, TableHeader, TokioClock};
 use tokio::sync::watch;
 
 use crate::common::{id, info, kinds, map, store, table, until};
+use crate::metrics::Metrics;
 
 const SHARDS: u32 = 4;
 const ODD: ShardId = ShardId::new(2);
@@ -139,19 +140,24 @@ async fn a_start_that_returns_an_error_is_told_stopped_and_tried_again() {
     assert_eq!(world.done(), [("n1".to_owned(), "starts"), ("n1".to_owned(), "runs")]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_start_that_hangs_is_told_once_and_until_it_ends() {
-    let world = World::new(Mood::HangsAtStart);
-    let store = store();
-    let node = world.start(&store, "n1").await;
-    let mut events = node.events();
-    until(&node, |status| faults(status) == Some(&HostFault::StartSlow)).await;
-    tokio::time::sleep(5 * Settings::fast().handoff_timeout).await;
-    assert_eq!(faulty(&kinds(&mut events)), [(HostFault::StartSlow, vec![ODD])]);
-    assert_eq!(world.done(), [("n1".to_owned(), "starts")], "it goes on");
-    world.mood.send_replace(Mood::Well);
-    until(&node, |status| faults(status).is_none()).await;
-    assert_eq!(world.done(), [("n1".to_owned(), "runs")]);
+#[test]
+fn a_start_that_hangs_is_told_once_and_until_it_ends() {
+    Metrics::run(async |metrics| {
+        let slow = || metrics.gauge("cluster_shards_faulty{start_slow}");
+        let world = World::new(Mood::HangsAtStart);
+        let store = store();
+        let node = world.start(&store, "n1").await;
+        let mut events = node.events();
+        until(&node, |status| faults(status) == Some(&HostFault::StartSlow)).await;
+        tokio::time::sleep(5 * Settings::fast().handoff_timeout).await;
+        assert_eq!(faulty(&kinds(&mut events)), [(HostFault::StartSlow, vec![ODD])]);
+        assert_eq!(world.done(), [("n1".to_owned(), "starts")], "it goes on");
+        assert_eq!(slow(), 1.0);
+        world.mood.send_replace(Mood::Well);
+        until(&node, |status| faults(status).is_none()).await;
+        assert_eq!(world.done(), [("n1".to_owned(), "runs")]);
+        assert_eq!(slow(), 0.0);
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::common::{id, map, store, table, until};
+use crate::metrics::Metrics;
 
 const SHARDS: u32 = 12;
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -464,6 +465,49 @@ async fn in_order_and_at_most_once_while_answers_are_lost_and_the_shard_moves() 
             Err(error) => assert_eq!(error.effect(), Effect::Unknown, "{what}: {error}"),
         }
     }
+}
+
+#[test]
+fn metrics_tell_what_waits_and_what_became_of_it() {
+    Metrics::run(async |metrics| {
+        let mut scene = Scene::new(Handoff::Exclusive);
+        scene.limits = scene.limits.with_lane_max(3);
+        let mut nodes = scene.nodes(&["n1", "n2"]).await;
+        let (asked, taken) = ("cluster_mailbox_asked", "cluster_mailbox_taken");
+        let buffered = || metrics.gauge("cluster_mailbox_buffered");
+        let shard = nodes[1].shard();
+        nodes[0].ask(shard, "b 1", MINUTE).await.expect("it is hosted");
+        assert!(metrics.count(&format!("{taken}{{not_here}}")) > 0, "it was not at first");
+        let waiting: Vec<_> =
+            (1..=3).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+        nodes[0].ask(shard, "a 4", MINUTE).await.expect_err("full");
+        assert_eq!((buffered(), metrics.count(&format!("{asked}{{buffer_full}}"))), (3.0, 1));
+        scene.network.lose_answers(&address(&nodes[1].name()), 1);
+        for answer in join_all(waiting).await {
+            answer.expect("answered");
+        }
+        assert_eq!((buffered(), metrics.count(&format!("{asked}{{answered}}"))), (0.0, 4));
+        assert_eq!(metrics.count(&format!("{taken}{{answered}}")), 4);
+        assert_eq!(metrics.count(&format!("{taken}{{repeated}}")), 1);
+        // Its host dies with one, and another waits and is given up.
+        scene.takes.send_replace(MINUTE);
+        let dead = nodes.remove(1);
+        let unknown = nodes[0].ask(shard, "a 5", SECOND);
+        let never = nodes[0].ask(shard, "a 6", SECOND);
+        let dropped = nodes[0].ask(shard, "a 7", MINUTE);
+        tokio::time::sleep(100 * MILLISECOND).await;
+        assert_eq!(buffered(), 3.0);
+        drop(dropped);
+        scene.network.cut(&address(&dead.name()));
+        dead.cluster.abandon();
+        assert_eq!(unknown.await.expect_err("it died").effect(), Effect::Unknown);
+        assert_eq!(never.await.expect_err("it waited").effect(), Effect::None);
+        // The lane learns of it by its own timer.
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(buffered(), 0.0);
+        assert_eq!(metrics.count(&format!("{asked}{{unknown}}")), 1);
+        assert_eq!(metrics.count(&format!("{asked}{{not_delivered}}")), 1);
+    });
 }
 
 #[tokio::test(start_paused = true)]

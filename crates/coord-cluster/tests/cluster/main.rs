@@ -11,6 +11,7 @@ mod hosting;
 mod leaders;
 mod loads;
 mod mailbox;
+mod metrics;
 mod poison;
 mod singleton;
 mod succession;
