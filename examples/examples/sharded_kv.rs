@@ -7,7 +7,7 @@
 //! `cargo run -p coord-examples --example sharded_kv`
 //!
 //! With `--node`, it is one process of a service that goes on until it is told to `leave`. The backend has to
-//! be built in (`cargo run -p coord-examples --features full --example sharded_kv -- …`):
+//! be built in (`cargo xtask cargo run -p coord-examples --features full --example sharded_kv -- …`):
 //!
 //! ```text
 //! sharded_kv --backend etcd://127.0.0.1:2379/kv --node kv-1 --clients 127.0.0.1:7201 --storage /tmp/kv
@@ -57,7 +57,7 @@ async fn main() -> anyhow::Result<()> {
     name = "sharded_kv",
     after_help = "\
 A service of several processes, each with a name of its own, with the same --backend and --storage
-(built with the backend: cargo run -p coord-examples --features full --example sharded_kv -- …):
+(built with the backend: cargo xtask cargo run -p coord-examples --features full --example sharded_kv -- …):
   sharded_kv --node kv-1 --backend etcd://127.0.0.1:2379/kv --storage /tmp/kv --clients 127.0.0.1:7201
 Clients send lines to any of them; `leave` ends that member in order:
   printf 'set colour red\\nget colour\\nadd visits 1\\nleave\\n' | nc 127.0.0.1 7201"
