@@ -34,8 +34,8 @@
 //!   after the flight may have gone out, the very same messages are asked about again at the *same run of
 //!   the same process* and nowhere else: it remembers the last flight of each sender and shard, answers a
 //!   repetition with the answers it gave, and refuses older messages, and whatever comes by an attempt that
-//!   is older than the last one. Once that run does not own the shard any more, the outcome is unknown, and
-//!   the callers are told so: they are as many as the flight had.
+//!   is older than the last one; so what it refuses then is certain again. Once that run does not own the
+//!   shard any more, the outcome is unknown, and the callers are told so: they are as many as the flight had.
 //! - **A stale host is silent.** A message is accepted only while the shard's [`ShardFence`] is current, and
 //!   only under an epoch at least as new as the one under which this run began to host the shard, so that
 //!   what was sent to an earlier stay is never handled in a later one. At the registration's deadline

@@ -79,18 +79,22 @@ impl Inbox {
 
     async fn take_all(&self, letter: Letter) -> Answer {
         let Letter { uid, shard, epoch, to, sender, attempt, messages, .. } = letter;
+        let first = messages.first().map_or(0, |message| message.number);
         let belongs =
             |hosted: &&Arc<Hosted>| hosted.uid == uid && hosted.run == to && epoch >= hosted.since;
         let hosted = lock(&self.hosted).get(&shard).filter(belongs).cloned();
         let Some(hosted) = hosted else {
-            // A repetition may come after the shard has gone.
-            let seen = lock(&self.seen);
+            // A repetition may come after the shard has gone. What is refused now, no earlier attempt may
+            // hand over later.
+            let mut seen = lock(&self.seen);
+            if !seen.admit(sender, shard, attempt, first, self.clock.now()) {
+                return Answer::Taken(Vec::new(), Rest::NotHere);
+            }
             let known = messages.iter().map_while(|one| known(&seen, sender, shard, one.number));
             return Answer::Taken(known.collect(), Rest::NotHere);
         };
         let _turn = hosted.turn.lock().await;
         let began = self.clock.now();
-        let first = messages.first().map_or(0, |message| message.number);
         if !lock(&self.seen).admit(sender, shard, attempt, first, began) {
             // Its sender listens to a later one.
             return Answer::Taken(Vec::new(), Rest::NotHere);
@@ -113,7 +117,9 @@ impl Inbox {
                 if long && !all.is_empty() {
                     break;
                 }
-                seen.begin(sender, shard, number);
+                if !seen.begin(sender, shard, attempt, number) {
+                    return Answer::Taken(all, Rest::NotHere);
+                }
                 Mail { shard, payload, fence: hosted.fence.clone() }
             };
             let said = self.handle(&hosted, mail).await;

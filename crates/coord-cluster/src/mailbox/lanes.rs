@@ -380,12 +380,6 @@ impl<W> Lanes<W> {
                         lane.go_on();
                         lane.take_back(flight.letters);
                     }
-                    Rest::NotHere if flight.unsure.is_some() => {
-                        lane.go_on();
-                        let why = unknown(flight.unsure.as_ref());
-                        let lost = flight.letters.into_iter();
-                        told.extend(lost.map(|letter| (letter, Ending::Unknown(why.clone()))));
-                    }
                     Rest::Later | Rest::NotHere => {
                         lane.rest(flight.target, now);
                         lane.take_back(flight.letters);

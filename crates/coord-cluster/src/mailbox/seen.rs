@@ -121,12 +121,20 @@ impl Seen {
         }
     }
 
-    /// The message is handed over now.
-    pub(crate) fn begin(&mut self, sender: SenderRun, shard: ShardId, number: Number) {
-        if let Some(last) = self.last.get_mut(&(sender, shard)) {
-            last.number = number;
-            last.recent.push_back((number, None));
-        }
+    /// The message is handed over now; false if it must not be, since a later attempt was admitted.
+    #[must_use]
+    pub(crate) fn begin(
+        &mut self,
+        sender: SenderRun,
+        shard: ShardId,
+        attempt: Attempt,
+        number: Number,
+    ) -> bool {
+        let last = self.last.get_mut(&(sender, shard));
+        let Some(last) = last.filter(|last| last.attempt == attempt) else { return false };
+        last.number = number;
+        last.recent.push_back((number, None));
+        true
     }
 
     /// It was answered. The oldest answers are forgotten where they are too many bytes; that a message
@@ -182,9 +190,7 @@ mod tests {
         let mut seen = Seen::new(100);
         assert_eq!(seen.check(ONE, SHARD, 1), Check::New);
         assert!(seen.admit(ONE, SHARD, 1, 1, at(0)));
-        for number in [1, 2] {
-            seen.begin(ONE, SHARD, number);
-        }
+        assert!(seen.begin(ONE, SHARD, 1, 1) && seen.begin(ONE, SHARD, 1, 2));
         assert_eq!(seen.check(ONE, SHARD, 1), Check::Unanswered);
         seen.answered(ONE, SHARD, 1, Bytes::from_static(b"one"));
         assert!(seen.admit(ONE, SHARD, 2, 1, at(0)), "asked about again");
@@ -207,6 +213,8 @@ mod tests {
         assert!(!seen.admit(ONE, SHARD, 2, 1, at(0)) && !seen.admit(ONE, SHARD, 1, 1, at(0)));
         assert!(seen.admit(ONE, ShardId::new(4), 1, 1, at(0)), "each shard has its own");
         assert!(seen.admit(ONE, SHARD, 3, 1, at(0)));
+        assert!(!seen.begin(ONE, SHARD, 2, 1), "not even one that was admitted before");
+        assert!(seen.begin(ONE, SHARD, 3, 1));
     }
 
     #[test]
@@ -229,6 +237,7 @@ mod tests {
         ) {
             let mut seen = Seen::new(bytes_max);
             let (mut number, mut attempt) = (0, 0);
+            let mut attempts = HashMap::new();
             let mut handed: Vec<(SenderRun, ShardId, Number)> = Vec::new();
             for (sender, shard, size, begins) in messages {
                 let (sender, shard) = (SenderRun(sender), ShardId::new(shard));
@@ -236,9 +245,10 @@ mod tests {
                 if begins || seen.check(sender, shard, 0) == Check::New {
                     attempt += 1;
                     prop_assert!(seen.admit(sender, shard, attempt, number, at(number)));
+                    attempts.insert((sender, shard), attempt);
                 }
                 prop_assert_eq!(seen.check(sender, shard, number), Check::New);
-                seen.begin(sender, shard, number);
+                prop_assert!(seen.begin(sender, shard, attempts[&(sender, shard)], number));
                 let answer = Bytes::from(vec![7; size]);
                 seen.answered(sender, shard, number, answer.clone());
                 handed.push((sender, shard, number));
