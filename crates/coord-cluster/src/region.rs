@@ -111,7 +111,7 @@ struct Inner {
 }
 
 impl ShardFence {
-    fn new(gate: Arc<Gate>, run: Incarnation, token: ShardToken) -> Self {
+    pub(crate) fn new(gate: Arc<Gate>, run: Incarnation, token: ShardToken) -> Self {
         let ended = watch::Sender::new(false);
         Self(Arc::new(Inner { gate, run, token: Mutex::new(token), ended }))
     }
