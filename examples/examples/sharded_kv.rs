@@ -6,10 +6,11 @@
 //!
 //! `cargo run -p coord-examples --example sharded_kv`
 //!
-//! With `--node`, it is one process of a service that goes on until it is told to `leave`:
+//! With `--node`, it is one process of a service that goes on until it is told to `leave`. The backend has to
+//! be built in (`cargo xtask cargo run -p coord-examples --features full --example sharded_kv -- …`):
 //!
 //! ```text
-//! sharded_kv --backend etcd://127.0.0.1:2379/kv --node kv-1 --listen 127.0.0.1:7101 --clients 127.0.0.1:7201 --storage /tmp/kv
+//! sharded_kv --backend etcd://127.0.0.1:2379/kv --node kv-1 --clients 127.0.0.1:7201 --storage /tmp/kv
 //! printf 'set colour red\nget colour\nleave\n' | nc 127.0.0.1 7201
 //! ```
 
@@ -24,9 +25,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use async_trait::async_trait;
 use bytes::Bytes;
-use clap::Parser as _;
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
 use coord::cluster::{
-    Cluster, Handler, Handoff, Host, Mail, Settings, ShardFence, ShardToken, TcpTransport,
+    Cluster, Handler, Handoff, Host, HostError, Mail, Settings, ShardFence, ShardToken,
+    TcpTransport,
 };
 use coord::{NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableHeader, TableName};
 use coord_examples::kv::{self, Client, Kv, Storage};
@@ -36,21 +39,35 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 const SHARDS: u32 = 60;
+const IN_MEMORY: &str = "memory://sharded-kv";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
+    if options.node.is_some() && options.backend.starts_with("memory:") {
+        let why = "no other process sees what is in the memory of this one: give the --backend of a server";
+        Options::command().error(ErrorKind::ArgumentConflict, why).exit();
+    }
     if options.node.is_some() { serve(options).await } else { demo(options).await }
 }
 
-/// A sharded key-value service. With no arguments it is a demo that ends by itself.
+/// A sharded key-value service. Without --node it is a demo that ends by itself: three members in this process.
 #[derive(clap::Parser)]
+#[command(
+    name = "sharded_kv",
+    after_help = "\
+A service of several processes, each with a name of its own, with the same --backend and --storage
+(built with the backend: cargo xtask cargo run -p coord-examples --features full --example sharded_kv -- …):
+  sharded_kv --node kv-1 --backend etcd://127.0.0.1:2379/kv --storage /tmp/kv --clients 127.0.0.1:7201
+Clients send lines to any of them; `leave` ends that member in order:
+  printf 'set colour red\\nget colour\\nadd visits 1\\nleave\\n' | nc 127.0.0.1 7201"
+)]
 struct Options {
     /// The store that the members coordinate over.
-    #[arg(long, value_name = "URL", default_value = "memory://sharded-kv")]
+    #[arg(long, value_name = "URL", default_value = IN_MEMORY)]
     backend: String,
     /// Be one member of this name, until a client says `leave`.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "storage")]
     node: Option<String>,
     /// Where other members reach this one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
@@ -89,9 +106,9 @@ struct Noting {
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         self.tokens.lock().expect("not poisoned").extend(fence.token());
-        self.kv.start(shard, fence).await;
+        self.kv.start(shard, fence).await
     }
 
     async fn stop(&self, shard: ShardId) {
@@ -108,10 +125,15 @@ impl Handler for Noting {
 
 async fn start(options: &Options, name: &str, storage: &Path) -> anyhow::Result<Member> {
     let coord = coord::connect(&options.backend).await?;
+    let listener = TcpListener::bind(options.clients).await;
+    let listener = listener.with_context(|| format!("--clients {}", options.clients))?;
+    let clients = listener.local_addr()?;
     let transport = TcpTransport::bind(options.listen, coord.info().cluster.clone()).await?;
     let node = NodeInfo::new(NodeId::new(name)?, transport.address()?);
     let table = TableName::new("kv")?;
-    let kv = Kv::new(Storage::open(storage)?);
+    let storage =
+        Storage::open(storage).with_context(|| format!("--storage {}", storage.display()))?;
+    let kv = Kv::new(storage);
     let kv = Arc::new(Noting { kv, tokens: Mutex::default() });
     // Short times for an example; the defaults suit most services.
     let in_memory = options.backend.starts_with("memory:");
@@ -125,8 +147,6 @@ async fn start(options: &Options, name: &str, storage: &Path) -> anyhow::Result<
         .transport(Arc::new(transport))
         .start()
         .await?;
-    let listener = TcpListener::bind(options.clients).await?;
-    let clients = listener.local_addr()?;
     Ok(Member { cluster, clients, listener, kv })
 }
 
@@ -152,7 +172,8 @@ async fn demo(options: Options) -> anyhow::Result<()> {
     let own = std::env::temp_dir().join(format!("coord-sharded-kv-{}", std::process::id()));
     let storage = options.storage.clone().unwrap_or_else(|| own.clone());
     let shown = show(&options, &storage).await;
-    if options.storage.is_none() {
+    // It is not there where the demo could not even begin.
+    if options.storage.is_none() && own.exists() {
         std::fs::remove_dir_all(&own)?;
     }
     shown

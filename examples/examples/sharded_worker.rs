@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord::cluster::{Cluster, Host, Settings, ShardFence};
+use coord::cluster::{Cluster, Host, HostError, Settings, ShardFence};
 use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableHeader, TableName};
 
 /// The work of one process: what it does for each shard that it hosts.
@@ -21,9 +21,10 @@ struct Work {
 
 #[async_trait]
 impl Host for Work {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         // A real worker would read the shard's state here, and show `fence.token()` with every write.
         self.running.lock().expect("not poisoned").insert(shard, fence);
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

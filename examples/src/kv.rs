@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use coord::cluster::{Handler, Host, Mail, Mailbox, ShardFence, ShardToken};
+use coord::cluster::{Handler, Host, HostError, Mail, Mailbox, ShardFence, ShardToken};
 use coord::{Effect, Epoch, ShardId};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -131,13 +131,13 @@ impl Kv {
 
 #[async_trait]
 impl Host for Kv {
-    async fn start(&self, _shard: ShardId, fence: ShardFence) {
-        // From here on nothing that an earlier owner still writes passes.
-        if let Some(token) = fence.token()
-            && let Err(error) = self.under(token, |_| ()).await
-        {
-            tracing::error!(%error, "a shard can't be claimed");
+    async fn start(&self, _shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
+        // From here on nothing that an earlier owner still writes passes. Where the storage fails, the
+        // shard is not hosted, and tried again.
+        if let Some(token) = fence.token() {
+            self.under(token, |_| ()).await?;
         }
+        Ok(())
     }
 
     async fn stop(&self, _shard: ShardId) {}

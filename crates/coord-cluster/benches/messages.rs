@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use coord_cluster::{Cluster, Handler, Host, Mail, Mailbox, Settings, ShardFence, TcpTransport};
+use coord_cluster::{
+    Cluster, Handler, Host, HostError, Mail, Mailbox, Settings, ShardFence, TcpTransport,
+};
 use coord_core::{
     ClusterName, MemoryBackend, NodeId, NodeInfo, ShardCount, ShardId, TableHeader, TableName,
 };
@@ -33,7 +35,10 @@ struct Echo;
 
 #[async_trait]
 impl Host for Echo {
-    async fn start(&self, _shard: ShardId, _fence: ShardFence) {}
+    async fn start(&self, _shard: ShardId, _fence: ShardFence) -> Result<(), HostError> {
+        Ok(())
+    }
+
     async fn stop(&self, _shard: ShardId) {}
 }
 
@@ -98,7 +103,7 @@ async fn ask(mailbox: &Mailbox, shards: &[ShardId]) -> f64 {
     rate(ASKS * u32::try_from(shards.len()).expect("few"), began)
 }
 
-/// All callers ask one shard: its messages go one after the other.
+/// All callers ask one shard, so that many messages wait for it at a time.
 async fn one_shard(mailbox: &Mailbox, shard: ShardId) -> f64 {
     let began = Instant::now();
     let asks = ASKS / 10;

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
 use crate::downing::{Posture, Why};
-use crate::status::{ClusterState, Gating};
+use crate::status::{ClusterState, Gating, HostFault};
 
 /// How many shards an event names when it is written for people.
 const NAMED_MAX: usize = 8;
@@ -253,8 +253,8 @@ pub enum EventKind {
         /// How.
         why: String,
     },
-    /// The host of a shard panicked here, at its start or later: the shard does not run, and its start is tried
-    /// again after a pause of 1 s that doubles up to 1 min.
+    /// The host of a shard failed here: its start returned an error, or it panicked, at its start or later.
+    /// The shard does not run, and its start is tried again after a pause of 1 s that doubles up to 1 min.
     ShardFailed {
         /// Of which table.
         table: TableName,
@@ -262,6 +262,18 @@ pub enum EventKind {
         shard: ShardId,
         /// How often since the shard was ready last.
         times: u32,
+        /// The error and what it comes from, or the panic.
+        why: String,
+    },
+    /// Starts or stops of shards take longer than the handoff timeout here, or were dropped because their
+    /// time was up. As long as it is so, [`Status::faults`](crate::Status::faults) has them.
+    ShardsFaulty {
+        /// Of which table.
+        table: TableName,
+        /// What is wrong with them; never `Failed`, which is [`ShardFailed`](Self::ShardFailed).
+        fault: HostFault,
+        /// Which shards.
+        shards: Arc<[ShardId]>,
     },
     /// The store has not answered this node for a third of the node TTL: what is known is frozen.
     StoreAway,
@@ -371,8 +383,12 @@ impl fmt::Display for EventKind {
             }
             Self::Registered { .. } => f.write_str("registered"),
             Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),
-            Self::ShardFailed { table, shard, times } => {
-                write!(f, "the host of shard {shard} of table {table} panicked, {times} in a row")
+            Self::ShardFailed { table, shard, times, why } => {
+                write!(f, "shard {shard} of table {table} failed, {times} in a row: {why}")
+            }
+            Self::ShardsFaulty { table, fault, shards } => {
+                write!(f, "{fault}, {} shards of table {table}:", shards.len())?;
+                shards.iter().take(NAMED_MAX).try_for_each(|shard| write!(f, " {shard}"))
             }
             Self::StoreAway => f.write_str("the store is away"),
             Self::StoreBack => f.write_str("the store is back"),

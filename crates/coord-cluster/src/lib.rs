@@ -137,8 +137,10 @@ pub use commands::{Command, Done, Joining, Refusal, Reply};
 pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated, Misfit};
 pub use handoff::Handoff;
 pub use mailbox::{AskError, Handler, Mail, Mailbox, MailboxLimits};
-pub use region::{Host, ShardFence, ShardToken};
+pub use region::{Host, HostError, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
 pub use singleton::Singleton;
-pub use status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};
+pub use status::{
+    Balance, ClusterState, Gating, HostFault, Leader, Member, Role, Status, TableStatus,
+};
 pub use transport::{TcpTransport, Transport};

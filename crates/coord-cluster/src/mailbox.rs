@@ -6,7 +6,7 @@
 //!   ┌─ any node ──────────────────────┐             ┌─ the owner ───┴──────────────────┐
 //!   │ outbox   a lane for each shard: │  Transport  │ inbox   hosted here, now, as this │
 //!   │          waits for an owner,    ├────────────►│         run? then one message of  │
-//!   │          one message on its way │◄────────────┤         the shard at a time       │
+//!   │          one flight on its way  │◄────────────┤         the shard at a time       │
 //!   └──────▲──────────────────────────┘  answer, or └──────▲────────────────────────────┘
 //!          │ the newest map             "not here"         │ start and stop of the region
 //! ```
@@ -17,17 +17,25 @@
 //! 2 ms that doubles to 100 ms. Sending reads no store: it looks into the map that the table's watch
 //! brought last.
 //!
+//! What waits in a lane goes out together, as one *flight* in one frame: one message at first, twice as
+//! many after each flight that was taken as a whole, up to 32 and 64 KiB. The owner handles them in order
+//! for 5 ms, answers those, and says of the others that it has not taken them; they go back to the front of
+//! the lane, and the next flight has as many as were taken. So a slow handler gets one at a time, and no
+//! answer waits long for those behind it. What a flight is worth is that one shard's messages do not pay a
+//! way there and back each: docs/benchmarks/messages.md has the numbers.
+//!
 //! # What is promised
 //!
 //! - **Order.** Messages of one node to one shard are handled in the order in which `ask` was called, also
-//!   across a move. For that a lane has one message on its way at a time; lanes of different shards, and
+//!   across a move. For that a lane has one flight on its way at a time; lanes of different shards, and
 //!   of different nodes, do not wait for each other.
 //! - **At most once.** A message is handed to a handler once or never. What certainly never reached a
-//!   handler (no connection, "not here") is sent again by itself. Where a connection breaks after the
-//!   message may have gone out, the very same message is asked about again at the *same run of the same
-//!   process* and nowhere else: it remembers the last message of each sender and shard, answers a
-//!   repetition with the answer it gave, and refuses an older one. Once that run does not own the shard
-//!   any more, the outcome is unknown, and the caller is told so.
+//!   handler (no connection, "not here", not taken) is sent again by itself. Where a connection breaks
+//!   after the flight may have gone out, the very same messages are asked about again at the *same run of
+//!   the same process* and nowhere else: it remembers the last flight of each sender and shard, answers a
+//!   repetition with the answers it gave, and refuses older messages, and whatever comes by an attempt that
+//!   is older than the last one; so what it refuses then is certain again. Once that run does not own the
+//!   shard any more, the outcome is unknown, and the callers are told so: they are as many as the flight had.
 //! - **A stale host is silent.** A message is accepted only while the shard's [`ShardFence`] is current, and
 //!   only under an epoch at least as new as the one under which this run began to host the shard, so that
 //!   what was sent to an earlier stay is never handled in a later one. At the registration's deadline
@@ -36,6 +44,11 @@
 //!   whether the message may have been handled ([`AskError::effect`]).
 //! - **Bounded.** A lane holds at most [`MailboxLimits::lane_max`] messages, a table's lanes together
 //!   [`MailboxLimits::bytes_max`] bytes; beyond that the sender is told at once.
+//!
+//! Metrics: the gauge `cluster_mailbox_buffered` counts what this node has taken in to send and not told its
+//! caller about; `cluster_mailbox_asked{outcome}` counts what callers were told (`answered`, `unknown`,
+//! `not_delivered`, `buffer_full`, `too_large`, `no_such_shard`, `closed`), and `cluster_mailbox_taken{outcome}` what
+//! became of messages that came to this node (`answered`, `failed`, `repeated`, `not_here`).
 //!
 //! Not promised: any order between two nodes; that a message is handled before its sender's process dies;
 //! and, in the modes with two hosts (`MakeBeforeBreak`, `Eager`), that a message whose caller was told
@@ -112,7 +125,7 @@ pub struct MailboxLimits {
     pub lane_max: usize,
     /// The most bytes of all messages of this node that wait for one table's shards; 64 MiB.
     pub bytes_max: usize,
-    /// The most bytes of one message, and of one answer; 1 MiB.
+    /// The most bytes of one message, and of one answer; 1 MiB. Answers to one flight may have 64 KiB more.
     pub payload_max: usize,
     /// The most bytes of answers that are remembered for a repetition, for each table; 16 MiB.
     pub answers_max: usize,
@@ -140,7 +153,8 @@ impl MailboxLimits {
         self
     }
 
-    /// With messages and answers of at most so many bytes. The transport has a limit of its own.
+    /// With messages and answers of at most so many bytes. The transport has a limit of its own, which is to
+    /// be higher by 64 KiB.
     #[must_use]
     pub const fn with_payload_max(mut self, bytes: usize) -> Self {
         self.payload_max = bytes;

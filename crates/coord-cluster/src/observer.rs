@@ -15,7 +15,9 @@ use coord_core::{
 use crate::downing::{Posture, Why};
 use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
 use crate::record::{ClusterRecord, Rebalance, TableNote};
-use crate::status::{Balance, ClusterState, Gating, Leader, Member, Role, Status, TableStatus};
+use crate::status::{
+    Balance, ClusterState, Gating, HostFault, Leader, Member, Role, Status, TableStatus,
+};
 use crate::telemetry::Gauges;
 
 /// What one node knows of the cluster.
@@ -36,6 +38,7 @@ pub(crate) struct Observer {
     posture: Posture,
     unreachable: Arc<[NodeId]>,
     went_down: Option<Why>,
+    faults: BTreeMap<TableName, BTreeMap<ShardId, HostFault>>,
     /// Whether anybody hears which shards change: a version may change all of very many.
     heard: bool,
 }
@@ -56,6 +59,7 @@ impl Observer {
             posture: Posture::Normal,
             unreachable: Arc::default(),
             went_down: None,
+            faults: BTreeMap::new(),
             heard: true,
         }
     }
@@ -157,14 +161,37 @@ impl Observer {
         vec![Event::new(Cause::Local, EventKind::RegistrationLost { incarnation, why })]
     }
 
-    /// The host of a shard panicked here.
+    /// The host of a shard failed here.
     pub(crate) fn on_shard_failed(
         &mut self,
         table: TableName,
         shard: ShardId,
         times: u32,
+        why: String,
     ) -> Vec<Event> {
-        vec![Event::new(Cause::Local, EventKind::ShardFailed { table, shard, times })]
+        vec![Event::new(Cause::Local, EventKind::ShardFailed { table, shard, times, why })]
+    }
+
+    /// What is wrong with shards of this node's host. Each failure has an event of its own.
+    pub(crate) fn on_host_faults(
+        &mut self,
+        table: &TableName,
+        faults: BTreeMap<ShardId, HostFault>,
+    ) -> Vec<Event> {
+        let before = self.faults.insert(table.clone(), faults).unwrap_or_default();
+        let now = &self.faults[table];
+        let new = |fault: HostFault| {
+            let is_new = |(shard, what): &(&ShardId, &HostFault)| {
+                **what == fault && before.get(shard) != Some(&fault)
+            };
+            let shards: Arc<[_]> = now.iter().filter(is_new).map(|(shard, _)| *shard).collect();
+            (!shards.is_empty()).then(|| {
+                let table = table.clone();
+                Event::new(Cause::Local, EventKind::ShardsFaulty { table, fault, shards })
+            })
+        };
+        let told = [HostFault::StartSlow, HostFault::StopSlow, HostFault::Aborted];
+        told.into_iter().filter_map(new).collect()
     }
 
     pub(crate) fn on_store(&mut self, away: bool) -> Vec<Event> {
@@ -333,6 +360,13 @@ impl Observer {
             parked: self.record.parked.values().map(BTreeMap::len).sum(),
             stuck: self.record.stuck.values().map(BTreeSet::len).sum(),
             unreachable: self.unreachable.len(),
+            faults: self.faults.values().flat_map(BTreeMap::values).fold(
+                [0; HostFault::NAMES.len()],
+                |mut counts, fault| {
+                    counts[fault.index()] += 1;
+                    counts
+                },
+            ),
             leads: self.role == Role::Leader,
             gating: self.gating,
             term: self.leader.as_ref().map(|leader| leader.term),
@@ -398,6 +432,12 @@ impl Observer {
             posture: self.posture,
             unreachable: self.unreachable.to_vec(),
             went_down: self.went_down,
+            faults: self
+                .faults
+                .iter()
+                .filter(|(_, faults)| !faults.is_empty())
+                .map(|(table, faults)| (table.clone(), faults.clone()))
+                .collect(),
         }
     }
 }

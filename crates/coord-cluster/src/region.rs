@@ -6,6 +6,7 @@ mod driver;
 mod hosting;
 mod sampler;
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +21,9 @@ pub(crate) use self::driver::run;
 pub(crate) use self::hosting::{Hosting, Order, Times};
 use crate::gate::Gate;
 
+/// Why a host can't start a shard. Any error fits, by `?` too.
+pub type HostError = Box<dyn Error + Send + Sync>;
+
 /// What a service does when shards come and go. Both calls for one shard never overlap.
 ///
 /// A shard counts as running from the call of `start` until `stop` has returned. Both are dropped at the
@@ -31,15 +35,26 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
     /// Begins to host a shard, and returns when it is ready. The fence is good for as long as this node
     /// hosts the shard.
     ///
-    /// # Cancel safety
-    /// It is dropped when the shard has to go before it was ready; `stop` follows.
-    async fn start(&self, shard: ShardId, fence: ShardFence);
-
-    /// Ends hosting a shard, and returns when nothing of it runs any more: from then on another node may
-    /// host it.
+    /// One that takes longer than the setting `handoff_timeout` goes on, and is told as the event
+    /// [`ShardsFaulty`](crate::EventKind::ShardsFaulty) and in [`Status::faults`](crate::Status::faults)
+    /// until it has ended.
+    ///
+    /// # Errors
+    /// Whatever keeps the shard from being hosted now. `stop` follows, the error is told as the event
+    /// [`ShardFailed`](crate::EventKind::ShardFailed), and this node, which stays the shard's owner, tries
+    /// again after 1 s, doubling up to 1 min. Messages to the shard wait. A panic is told and tried again
+    /// alike, but `stop` does not follow.
     ///
     /// # Cancel safety
-    /// It is dropped at the registration's deadline.
+    /// It is dropped when the shard has to go before it was ready; `stop` follows.
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError>;
+
+    /// Ends hosting a shard, and returns when nothing of it runs any more: from then on another node may
+    /// host it. One that takes longer than the setting `handoff_timeout` is told as a start is, and goes on:
+    /// the shard has no other host before it returns.
+    ///
+    /// # Cancel safety
+    /// It is dropped at the registration's deadline, which is told, too.
     async fn stop(&self, shard: ShardId);
 
     /// How busy a running shard is, in any unit that is the same on all nodes; none if that is not
@@ -96,7 +111,7 @@ struct Inner {
 }
 
 impl ShardFence {
-    fn new(gate: Arc<Gate>, run: Incarnation, token: ShardToken) -> Self {
+    pub(crate) fn new(gate: Arc<Gate>, run: Incarnation, token: ShardToken) -> Self {
         let ended = watch::Sender::new(false);
         Self(Arc::new(Inner { gate, run, token: Mutex::new(token), ended }))
     }

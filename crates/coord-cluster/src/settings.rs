@@ -88,7 +88,7 @@ pub struct Settings {
     /// How many shards of a table may be in motion at once; 10 % of them, at least 1, where it is unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub motions_max: Option<u32>,
-    /// After this, a handoff is reported as stuck; 60 s.
+    /// After this, a handoff is reported as stuck, and the start or the stop of a shard as slow; 60 s.
     #[serde(with = "duration")]
     pub handoff_timeout: Duration,
     /// How long a node takes at most to stop its shards; a sixth of the node TTL where it is unset.

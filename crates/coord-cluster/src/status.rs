@@ -112,6 +112,52 @@ pub struct Leader {
     pub term: Term,
 }
 
+/// What is wrong with a shard as this node's [`Host`](crate::Host) runs it.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostFault {
+    /// Its start failed, or its host panicked: it is tried again after a pause, until it is ready.
+    Failed {
+        /// How often in a row.
+        times: u32,
+        /// Why, the last time.
+        why: String,
+    },
+    /// Its start takes longer than the handoff timeout, and goes on.
+    StartSlow,
+    /// Its stop takes longer than the handoff timeout, and goes on. The shard has no other host before.
+    StopSlow,
+    /// It was to be dropped at the registration's deadline, or at the end of the node, and still runs: its
+    /// code has not returned to the runtime. Others may host the shard.
+    Aborted,
+}
+
+impl HostFault {
+    /// As logs and metrics name them, each at its index.
+    pub(crate) const NAMES: [&str; 4] = ["failed", "start_slow", "stop_slow", "aborted"];
+
+    pub(crate) const fn index(&self) -> usize {
+        match self {
+            Self::Failed { .. } => 0,
+            Self::StartSlow => 1,
+            Self::StopSlow => 2,
+            Self::Aborted => 3,
+        }
+    }
+}
+
+impl fmt::Display for HostFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed { times, why } => write!(f, "failed, {times} in a row: {why}"),
+            Self::StartSlow => f.write_str("the start takes longer than the handoff timeout"),
+            Self::StopSlow => f.write_str("the stop takes longer than the handoff timeout"),
+            Self::Aborted => f.write_str("what had not stopped in time is dropped"),
+        }
+    }
+}
+
 /// A member, as the cluster holds it.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,6 +226,8 @@ pub struct Status {
     pub unreachable: Vec<NodeId>,
     /// Why this node went down, once it did. Its runtime ends then.
     pub went_down: Option<Why>,
+    /// The shards of this node whose host does not do as it should, by table.
+    pub faults: BTreeMap<TableName, BTreeMap<ShardId, HostFault>>,
 }
 
 impl Status {

@@ -5,7 +5,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
 use crate::singleton::State;
-use crate::status::Gating;
+use crate::status::{Gating, HostFault};
 
 /// What the gauges show of one node.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct Gauges {
     pub(crate) leads: bool,
     pub(crate) term: Option<Term>,
     pub(crate) rebalancing: bool,
+    /// Shards of this node's host, by what is wrong with them.
+    pub(crate) faults: [usize; HostFault::NAMES.len()],
 }
 
 /// Sets the gauges to what this node sees.
@@ -40,6 +42,9 @@ pub(crate) fn gauges(gauges: &Gauges) {
     gauge!("cluster_leader_term").set(wide(gauges.term.map_or(0, Term::get)));
     gauge!("cluster_rebalancing_active").set(if gauges.rebalancing { 1.0 } else { 0.0 });
     gauge!("cluster_nodes_unreachable").set(float(gauges.unreachable));
+    for (fault, count) in HostFault::NAMES.into_iter().zip(gauges.faults) {
+        gauge!("cluster_shards_faulty", "fault" => fault).set(float(count));
+    }
 }
 
 /// Counts what an event tells.
@@ -82,6 +87,36 @@ pub(crate) fn term_regression(term: Term) {
         "a write was refused although the lease is held: the store went back; raise the era"
     );
     counter!("cluster_leader_term_regressions").increment(1);
+}
+
+/// A message that this node has taken in to send, and has not told its caller about: it waits for its
+/// shard's owner, or is on its way. Counted for as long as this exists.
+#[derive(Debug)]
+pub(crate) struct Buffered(());
+
+impl Buffered {
+    pub(crate) fn new() -> Self {
+        gauge!("cluster_mailbox_buffered").increment(1.0);
+        Self(())
+    }
+}
+
+impl Drop for Buffered {
+    fn drop(&mut self) {
+        gauge!("cluster_mailbox_buffered").decrement(1.0);
+    }
+}
+
+/// A caller of this node was told so.
+pub(crate) fn asked(outcome: &'static str) {
+    counter!("cluster_mailbox_asked", "outcome" => outcome).increment(1);
+}
+
+/// What this node did with messages that came to it.
+pub(crate) fn taken(outcome: &'static str, messages: usize) {
+    if messages > 0 {
+        counter!("cluster_mailbox_taken", "outcome" => outcome).increment(wide_count(messages));
+    }
 }
 
 /// How long a heartbeat took.

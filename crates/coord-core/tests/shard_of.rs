@@ -27,9 +27,10 @@ impl Key {
     fn bytes(&self) -> Vec<u8> {
         match (&self.text, &self.integer, &self.bytes) {
             (Some(text), None, None) => text.as_bytes().to_vec(),
-            (None, Some(digits), None) => {
-                digits.parse::<u64>().expect("an integer").to_be_bytes().to_vec()
-            }
+            (None, Some(digits), None) => match digits.parse::<i64>() {
+                Ok(number) => number.to_be_bytes().to_vec(),
+                Err(_large) => digits.parse::<u64>().expect("an integer").to_be_bytes().to_vec(),
+            },
             (None, None, Some(hex)) => (0..hex.len())
                 .step_by(2)
                 .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal"))

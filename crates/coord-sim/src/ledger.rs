@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::{Handoff, Host, ShardFence};
+use coord_cluster::{Handoff, Host, HostError, ShardFence};
 use coord_core::{Epoch, ShardId, TableUid, Term};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -155,7 +155,7 @@ impl fmt::Debug for Service {
 
 #[async_trait]
 impl Host for Service {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         self.note(1, shard);
         let place = self.place(shard);
         // One that is over before it began may never act.
@@ -170,6 +170,7 @@ impl Host for Service {
         }
         self.take_time().await;
         self.judge.see(&Seen::Ready(place, self.process));
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord::cluster::{Host, ShardFence};
+use coord::cluster::{Host, HostError, ShardFence};
 use coord::{Moment, ShardId};
 
 use super::member::{say, say_at};
@@ -24,12 +24,13 @@ pub(crate) struct Shards(Mutex<BTreeMap<ShardId, ShardFence>>);
 
 #[async_trait]
 impl Host for Shards {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         let at = now();
         if let Some(right) = right(&fence) {
             say_at(at, Said::Starts { shard, right });
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(shard, fence);
         }
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

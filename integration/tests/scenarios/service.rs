@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord::ShardId;
-use coord::cluster::{Host, ShardFence};
+use coord::cluster::{Host, HostError, ShardFence};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 
@@ -115,16 +115,17 @@ impl Open {
 
 #[async_trait]
 impl Host for Service {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
-        self.shards.start(shard, fence.clone()).await;
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
+        self.shards.start(shard, fence.clone()).await?;
         while fence.is_current() {
             if let Some(open) = Open::start(fence.clone(), &self.ledger).await {
                 let open = Arc::new(tokio::sync::Mutex::new(open));
                 self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(shard, open);
-                return;
+                break;
             }
             tokio::time::sleep(AGAIN).await;
         }
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

@@ -154,6 +154,10 @@ fn describe(event: &EventKind) -> Option<String> {
         EventKind::ShardsAssigned { shards, .. } => format!("{} shards assigned", shards.len()),
         EventKind::ShardsMoving { shards, .. } => format!("{} shards on their way", shards.len()),
         EventKind::HandoffStuck { shards, .. } => format!("{} shards are stuck", shards.len()),
+        EventKind::ShardFailed { shard, why, .. } => format!("shard {shard} failed: {why}"),
+        EventKind::ShardsFaulty { fault, shards, .. } => {
+            format!("{} shards: {fault}", shards.len())
+        }
         EventKind::NodeSuspended { node, .. } => format!("{node} is suspended"),
         EventKind::ShardsMigrated { shards, .. } => {
             let from: std::collections::BTreeSet<&NodeId> =

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use coord::cluster::{Cluster, Events, Host, Settings, ShardFence, Status};
+use coord::cluster::{Cluster, Events, Host, HostError, Settings, ShardFence, Status};
 use coord::{
     Address, BackendUrl, Fence, Label, NodeId, NodeInfo, NodeStatus, Result, ShardCount, ShardId,
     ShardMap, TableHeader, TableName,
@@ -44,7 +44,7 @@ struct Noting {
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         let mut ledger = self.hosted.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = ledger.running.insert(shard, (self.node.clone(), fence));
         // A node that was killed runs nothing, although it has not said so.
@@ -52,6 +52,7 @@ impl Host for Noting {
             let why = format!("I6: {} and {other} host shard {shard} at one moment", self.node);
             ledger.violations.push(why);
         }
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use super::lanes::{Ending, Full, Number, Withdrawn};
 use super::outbox::Outbox;
 use super::{ASK_LIMIT, ASK_LIMIT_MAX};
+use crate::telemetry;
 
 /// The mailboxes of one table, as one node reaches them. Clones are the same.
 #[derive(Clone)]
@@ -47,7 +48,14 @@ impl Mailbox {
         limit: Duration,
     ) -> impl Future<Output = Result<Bytes, AskError>> + Send + 'static + use<P> {
         let asked = self.push(shard, payload.into(), limit);
-        async move { asked?.answer().await }
+        async move {
+            let told = match asked {
+                Ok(asked) => asked.answer().await,
+                Err(error) => Err(error),
+            };
+            telemetry::asked(told.as_ref().err().map_or("answered", AskError::as_str));
+            told
+        }
     }
 
     /// The shard of a key.
@@ -202,6 +210,18 @@ impl AskError {
         match self {
             Self::Unknown { .. } => Effect::Unknown,
             _ => Effect::None,
+        }
+    }
+
+    /// As metrics name it.
+    const fn as_str(&self) -> &'static str {
+        match self {
+            Self::BufferFull { .. } => "buffer_full",
+            Self::NotDelivered { .. } => "not_delivered",
+            Self::Unknown { .. } => "unknown",
+            Self::NoSuchShard { .. } => "no_such_shard",
+            Self::TooLarge { .. } => "too_large",
+            Self::Closed => "closed",
         }
     }
 }

@@ -1,8 +1,10 @@
-//! A message and its answer as bytes. The transport's handshake has agreed on the format.
+//! Messages and their answers as bytes. The transport's handshake has agreed on the format.
 //!
 //! ```text
-//!   letter   1, name length, table name, uid 16, shard 4, epoch 8, to 16, sender 16, number 8, payload
-//!   answer   1 answered, payload  |  2 not here  |  3 failed, why  |  4 no such table here
+//!   letter   1, name length, table name, uid 16, shard 4, epoch 8, to 16, sender 16, attempt 8, messages
+//!   message  number 8, length 4, payload
+//!   answer   1 the rest later  |  2 the rest not here  |  4 no such table here, what is said of the first ones
+//!   said     1 answered  |  3 failed, length 4, the answer or why
 //! ```
 //!
 //! Numbers are big-endian.
@@ -11,17 +13,18 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use coord_core::{Epoch, Error, Incarnation, Result, ShardId, TableName, TableUid};
 
 use super::SenderRun;
-use super::lanes::{Number, Outcome};
+use super::lanes::{Attempt, MESSAGE_HEADER, Message, Outcome, Rest, Said};
 
 const LETTER: u8 = 1;
-const ANSWERED: u8 = 1;
+const LATER: u8 = 1;
 const NOT_HERE: u8 = 2;
+const ANSWERED: u8 = 1;
 const FAILED: u8 = 3;
 const NO_TABLE: u8 = 4;
-/// What stands between the table's name and the payload.
+/// What stands between the table's name and the messages.
 const FIXED: usize = 16 + 4 + 8 + 16 + 16 + 8;
 
-/// One message on its way to a certain run of a certain process.
+/// Messages to one shard, in order, on their way to a certain run of a certain process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Letter {
     pub(crate) table: TableName,
@@ -31,14 +34,17 @@ pub(crate) struct Letter {
     pub(crate) epoch: Epoch,
     pub(crate) to: Incarnation,
     pub(crate) sender: SenderRun,
-    pub(crate) number: Number,
-    pub(crate) payload: Bytes,
+    pub(crate) attempt: Attempt,
+    /// At least one.
+    pub(crate) messages: Vec<Message>,
 }
 
 impl Letter {
     pub(crate) fn write(&self) -> Bytes {
         let name = self.table.as_str().as_bytes();
-        let mut out = BytesMut::with_capacity(2 + name.len() + FIXED + self.payload.len());
+        let length = |message: &Message| MESSAGE_HEADER + message.payload.len();
+        let messages: usize = self.messages.iter().map(length).sum();
+        let mut out = BytesMut::with_capacity(2 + name.len() + FIXED + messages);
         out.put_u8(LETTER);
         // A name has 63 bytes at most.
         out.put_u8(u8::try_from(name.len()).unwrap_or(u8::MAX));
@@ -48,13 +54,16 @@ impl Letter {
         out.put_u64(self.epoch.get());
         out.put_u128(self.to.as_u128());
         out.put_u128(self.sender.0);
-        out.put_u64(self.number);
-        out.put_slice(&self.payload);
+        out.put_u64(self.attempt);
+        for Message { number, payload } in &self.messages {
+            out.put_u64(*number);
+            put(&mut out, payload);
+        }
         out.freeze()
     }
 
     pub(crate) fn read(mut bytes: Bytes) -> Result<Self> {
-        let bad = || Error::corrupt("read message", "it is not a message to a shard");
+        let bad = || Error::corrupt("read message", "it is no message to a shard");
         if bytes.len() < 2 || bytes.get_u8() != LETTER {
             return Err(bad());
         }
@@ -63,62 +72,91 @@ impl Letter {
             return Err(bad());
         }
         let name = bytes.split_to(length);
-        Ok(Self {
+        let mut letter = Self {
             table: TableName::new(std::str::from_utf8(&name).map_err(|_not_text| bad())?)?,
             uid: TableUid::from_u128(bytes.get_u128()),
             shard: ShardId::new(bytes.get_u32()),
             epoch: Epoch::new(bytes.get_u64()),
             to: Incarnation::from_u128(bytes.get_u128()),
             sender: SenderRun(bytes.get_u128()),
-            number: bytes.get_u64(),
-            payload: bytes,
-        })
+            attempt: bytes.get_u64(),
+            messages: Vec::new(),
+        };
+        while letter.messages.is_empty() || !bytes.is_empty() {
+            let number = bytes.try_get_u64().map_err(|_cut| bad())?;
+            let payload = take(&mut bytes).ok_or_else(bad)?;
+            letter.messages.push(Message { number, payload });
+        }
+        Ok(letter)
     }
+}
+
+/// A piece of bytes, behind its length.
+fn put(out: &mut BytesMut, bytes: &[u8]) {
+    // The limits of mailboxes are far below 4 GiB, and what is cut by this one can't be read.
+    out.put_u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+    out.put_slice(bytes);
+}
+
+fn take(bytes: &mut Bytes) -> Option<Bytes> {
+    let length = usize::try_from(bytes.try_get_u32().ok()?).ok()?;
+    (length <= bytes.len()).then(|| bytes.split_to(length))
 }
 
 /// What the receiver says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    Answered(Bytes),
-    /// It was not handed over, and will not be.
-    NotHere,
-    /// It was handed over once, and there is no answer.
-    Failed(String),
+    /// What became of the first messages, and of the others.
+    Taken(Vec<Said>, Rest),
     /// This process has no such table, which is not meant to be.
     NoTable,
 }
 
 impl Answer {
     pub(crate) fn write(&self) -> Bytes {
-        let (kind, rest): (u8, &[u8]) = match self {
-            Self::Answered(answer) => (ANSWERED, answer),
-            Self::NotHere => (NOT_HERE, &[]),
-            Self::Failed(why) => (FAILED, why.as_bytes()),
-            Self::NoTable => (NO_TABLE, &[]),
-        };
-        let mut out = BytesMut::with_capacity(1 + rest.len());
-        out.put_u8(kind);
-        out.put_slice(rest);
+        let mut out = BytesMut::new();
+        let Self::Taken(said, rest) = self else { return Bytes::from_static(&[NO_TABLE]) };
+        out.put_u8(match rest {
+            Rest::Later => LATER,
+            Rest::NotHere => NOT_HERE,
+        });
+        for said in said {
+            let (kind, text): (u8, &[u8]) = match said {
+                Said::Answered(answer) => (ANSWERED, answer),
+                Said::Failed(why) => (FAILED, why.as_bytes()),
+            };
+            out.put_u8(kind);
+            put(&mut out, text);
+        }
         out.freeze()
     }
 
     pub(crate) fn read(mut bytes: Bytes) -> Result<Self> {
-        match bytes.try_get_u8() {
-            Ok(ANSWERED) => Ok(Self::Answered(bytes)),
-            Ok(NOT_HERE) => Ok(Self::NotHere),
-            Ok(FAILED) => Ok(Self::Failed(String::from_utf8_lossy(&bytes).into_owned())),
-            Ok(NO_TABLE) => Ok(Self::NoTable),
-            _ => Err(Error::corrupt("read answer", "it is not the answer of a shard")),
+        let bad = || Error::corrupt("read answer", "it is not the answer of a shard");
+        let rest = match bytes.try_get_u8() {
+            Ok(LATER) => Rest::Later,
+            Ok(NOT_HERE) => Rest::NotHere,
+            Ok(NO_TABLE) => return Ok(Self::NoTable),
+            _ => return Err(bad()),
+        };
+        let mut said = Vec::new();
+        while let Ok(kind) = bytes.try_get_u8() {
+            let text = take(&mut bytes).ok_or_else(bad)?;
+            said.push(match kind {
+                ANSWERED => Said::Answered(text),
+                FAILED => Said::Failed(String::from_utf8_lossy(&text).into_owned()),
+                _ => return Err(bad()),
+            });
         }
+        Ok(Self::Taken(said, rest))
     }
 }
 
 impl From<Answer> for Outcome {
     fn from(answer: Answer) -> Self {
         match answer {
-            Answer::Answered(answer) => Self::Answered(answer),
-            Answer::NotHere | Answer::NoTable => Self::NotHere,
-            Answer::Failed(why) => Self::Failed(why),
+            Answer::Taken(said, rest) => Self::Taken(said, rest),
+            Answer::NoTable => Self::Taken(Vec::new(), Rest::NotHere),
         }
     }
 }
@@ -135,18 +173,25 @@ mod tests {
             epoch: Epoch::new(7),
             to: Incarnation::from_u128(5),
             sender: SenderRun(6),
-            number: 8,
-            payload: Bytes::from_static(b"hello"),
+            attempt: 8,
+            messages: vec![
+                Message { number: 9, payload: Bytes::from_static(b"hello") },
+                Message { number: 11, payload: Bytes::new() },
+            ],
         }
     }
 
     #[test]
     fn what_is_written_reads_back() {
         assert_eq!(Letter::read(letter().write()).expect("reads"), letter());
+        let said = || {
+            let there = Said::Answered(Bytes::from_static(b"there"));
+            vec![there, Said::Failed("why".to_owned()), Said::Answered(Bytes::new())]
+        };
         let answers = [
-            Answer::Answered(Bytes::from_static(b"there")),
-            Answer::NotHere,
-            Answer::Failed("why".to_owned()),
+            Answer::Taken(said(), Rest::Later),
+            Answer::Taken(said(), Rest::NotHere),
+            Answer::Taken(Vec::new(), Rest::NotHere),
             Answer::NoTable,
         ];
         for answer in answers {
@@ -165,20 +210,30 @@ mod tests {
             + "00000000000000000000000000000005"
             + "00000000000000000000000000000006"
             + "0000000000000008"
-            + "68656c6c6f";
+            + "0000000000000009"
+            + "00000005"
+            + "68656c6c6f"
+            + "000000000000000b"
+            + "00000000";
         let hex: String = letter().write().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, golden);
+        let said = vec![Said::Answered(Bytes::from_static(b"yes")), Said::Failed("no".to_owned())];
+        let answer = Answer::Taken(said, Rest::NotHere).write();
+        let hex: String = answer.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "02".to_owned() + "0100000003796573" + "03000000026e6f");
     }
 
     #[test]
     fn what_is_cut_or_foreign_is_refused() {
         let whole = letter().write();
-        let payload = letter().payload.len();
-        for length in 0..whole.len() - payload {
+        let first = whole.len() - MESSAGE_HEADER;
+        for length in (0..whole.len()).filter(|length| *length != first) {
             assert!(Letter::read(whole.slice(..length)).is_err(), "{length} bytes");
         }
         assert!(Letter::read(Bytes::from_static(b"GET / HTTP/1.1\r\n\r\n")).is_err());
         assert!(Answer::read(Bytes::new()).is_err());
         assert!(Answer::read(Bytes::from_static(b"\x09")).is_err());
+        assert!(Answer::read(Bytes::from_static(b"\x01\x01\0\0\0\x02a")).is_err());
+        assert!(Answer::read(Bytes::from_static(b"\x01\x02\0\0\0\0")).is_err());
     }
 }

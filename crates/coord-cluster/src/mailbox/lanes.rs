@@ -6,6 +6,9 @@
 //!             └──────── certainly not handled ◄────────────┘ │
 //!                                 broken: the same run again ┘
 //! ```
+//!
+//! A flight is one message, or several that waited behind each other. It grows as long as its host takes
+//! all of it in, so that a slow host, or one that dies, has few.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -18,9 +21,24 @@ use super::MailboxLimits;
 /// The first pause before an owner is asked again; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The most messages of one flight.
+const FLIGHT_MAX: usize = 32;
+/// The most bytes of one flight, unless its first message alone has more.
+pub(crate) const FLIGHT_BYTES_MAX: usize = 64 * 1024;
+/// What a message takes besides its payload.
+pub(crate) const MESSAGE_HEADER: usize = 12;
 
 /// Numbers a message among all of one sender and table.
 pub(crate) type Number = u64;
+/// Numbers an attempt among all of one sender and table.
+pub(crate) type Attempt = u64;
+
+/// A message as it goes out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) number: Number,
+    pub(crate) payload: Bytes,
+}
 
 /// Where a message goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +76,10 @@ pub(crate) enum Step<W> {
     /// Ask again when the map has changed, or at this moment.
     Wait(Option<Moment>),
     Send {
-        number: Number,
+        attempt: Attempt,
         target: Target,
-        payload: Bytes,
+        messages: Vec<Message>,
+        /// When nobody waits for any of them any more.
         deadline: Moment,
     },
     /// Tell the one who waits, and ask again.
@@ -70,17 +89,41 @@ pub(crate) enum Step<W> {
 /// What became of an attempt to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    Answered(Bytes),
-    /// The owner has not handed this attempt to a handler, and will not.
-    NotHere,
+    /// What became of the first ones. The others the owner has not handed to a handler, and will not
+    /// because of this attempt or an earlier one.
+    Taken(Vec<Said>, Rest),
     /// It certainly did not go out.
     NotSent,
     /// It went out, and no answer came.
     Lost(String),
-    /// The owner had it, and says that it can't tell.
-    Failed(String),
-    /// The caller's time has passed meanwhile.
+    /// The callers' time has passed meanwhile.
     Late,
+}
+
+/// What the owner says of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    Answered(Bytes),
+    /// The owner had it, and can't tell.
+    Failed(String),
+}
+
+impl Said {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Answered(answer) => answer.len(),
+            Self::Failed(why) => why.len(),
+        }
+    }
+}
+
+/// Why an owner did not take all messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// It had enough for once.
+    Later,
+    /// It does not host the shard.
+    NotHere,
 }
 
 /// What a caller is told.
@@ -129,16 +172,36 @@ struct Letter<W> {
 
 #[derive(Debug)]
 struct Flight<W> {
-    letter: Letter<W>,
+    /// At least one.
+    letters: VecDeque<Letter<W>>,
     target: Target,
-    /// Why an attempt may have reached the handler; it is asked about nowhere else then.
+    attempt: Attempt,
+    /// Why an attempt may have reached the handler; they are asked about nowhere else then.
     unsure: Option<String>,
+}
+
+impl<W> Flight<W> {
+    fn step(&self, target: Target) -> Step<W> {
+        let message = |letter: &Letter<W>| {
+            let (number, payload) = (letter.number, letter.payload.clone());
+            Message { number, payload }
+        };
+        let deadlines = self.letters.iter().map(|letter| letter.deadline);
+        Step::Send {
+            attempt: self.attempt,
+            target,
+            messages: self.letters.iter().map(message).collect(),
+            deadline: deadlines.max().unwrap_or(Moment::from_origin(Duration::ZERO)),
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Lane<W> {
     queue: VecDeque<Letter<W>>,
     flight: Option<Flight<W>>,
+    /// How many go out at once.
+    at_once: usize,
     /// How often in a row the present owner did not take the first one.
     failures: u32,
     /// This target is not asked before that.
@@ -147,13 +210,13 @@ struct Lane<W> {
 
 impl<W> Default for Lane<W> {
     fn default() -> Self {
-        Self { queue: VecDeque::new(), flight: None, failures: 0, pause: None }
+        Self { queue: VecDeque::new(), flight: None, at_once: 1, failures: 0, pause: None }
     }
 }
 
 impl<W> Lane<W> {
     fn len(&self) -> usize {
-        self.queue.len() + usize::from(self.flight.is_some())
+        self.queue.len() + self.flight.as_ref().map_or(0, |flight| flight.letters.len())
     }
 
     fn paused(&self, target: &Target, now: Moment) -> Option<Moment> {
@@ -173,6 +236,24 @@ impl<W> Lane<W> {
     fn go_on(&mut self) {
         (self.failures, self.pause) = (0, None);
     }
+
+    /// The next ones that go out together.
+    fn take_next(&mut self, bytes_max: usize) -> VecDeque<Letter<W>> {
+        let mut bytes = 0;
+        let fits = |letter: &&Letter<W>| {
+            bytes += letter.payload.len() + MESSAGE_HEADER;
+            bytes <= bytes_max
+        };
+        let count = self.queue.iter().take(self.at_once).take_while(fits).count().max(1);
+        self.queue.drain(..count.min(self.queue.len())).collect()
+    }
+
+    /// They certainly were not handled.
+    fn take_back(&mut self, letters: VecDeque<Letter<W>>) {
+        for letter in letters.into_iter().rev() {
+            self.queue.push_front(letter);
+        }
+    }
 }
 
 /// The messages of one node to one table.
@@ -182,12 +263,13 @@ pub(crate) struct Lanes<W> {
     lanes: HashMap<ShardId, Lane<W>>,
     bytes: usize,
     last: Number,
+    attempts: Attempt,
     closed: bool,
 }
 
 impl<W> Lanes<W> {
     pub(crate) fn new(limits: MailboxLimits) -> Self {
-        Self { limits, lanes: HashMap::new(), bytes: 0, last: 0, closed: false }
+        Self { limits, lanes: HashMap::new(), bytes: 0, last: 0, attempts: 0, closed: false }
     }
 
     /// Takes a message in, behind all others of its shard.
@@ -217,28 +299,37 @@ impl<W> Lanes<W> {
     /// What a lane does now. Not to be asked while an attempt of it is on its way.
     pub(crate) fn next(&mut self, shard: ShardId, route: &Route, now: Moment) -> Step<W> {
         let Some(lane) = self.lanes.get_mut(&shard) else { return Step::Idle };
-        if let Some(flight) = &lane.flight {
-            let late = now >= flight.letter.deadline;
+        if let Some(flight) = &mut lane.flight {
             let owner = route.owner().filter(|owner| owner.run == flight.target.run);
-            let Some(owner) = owner.filter(|_| !late) else {
-                let flight = lane.flight.take();
-                return flight.map_or(Step::Idle, |flight| self.lost(flight));
-            };
-            if let Some(until) = lane.paused(&flight.target, now) {
-                return Step::Wait(Some(until.min(flight.letter.deadline)));
+            let late = flight.letters.iter().position(|letter| now >= letter.deadline);
+            let lost = if owner.is_some() { late } else { Some(0) };
+            if let Some(letter) = lost.and_then(|at| flight.letters.remove(at)) {
+                let why = unknown(flight.unsure.as_ref());
+                if flight.letters.is_empty() {
+                    lane.flight = None;
+                }
+                self.bytes -= letter.payload.len();
+                return Step::Tell(letter.waiter, Ending::Unknown(why));
             }
-            return Step::Send {
-                number: flight.letter.number,
+            if let Some(owner) = owner {
+                let target = flight.target.clone();
+                if let Some((whom, until)) = &lane.pause
+                    && *whom == target
+                    && now < *until
+                {
+                    let deadlines = flight.letters.iter().map(|letter| letter.deadline);
+                    return Step::Wait(deadlines.chain([*until]).min());
+                }
+                self.attempts += 1;
+                flight.attempt = self.attempts;
                 // The epoch of the first attempt: what it was refused for, it stays refused for.
-                target: Target { address: owner.address.clone(), ..flight.target.clone() },
-                payload: flight.letter.payload.clone(),
-                deadline: flight.letter.deadline,
-            };
+                return flight.step(Target { address: owner.address.clone(), ..target });
+            }
         }
-        let Some(first) = lane.queue.front() else {
+        if lane.queue.is_empty() {
             self.lanes.remove(&shard);
             return Step::Idle;
-        };
+        }
         if self.closed {
             let letter = lane.queue.pop_front();
             return letter.map_or(Step::Idle, |letter| {
@@ -250,69 +341,80 @@ impl<W> Lanes<W> {
         if let Some(until) = lane.paused(target, now) {
             return Step::Wait(Some(until));
         }
-        let step = Step::Send {
-            number: first.number,
-            target: target.clone(),
-            payload: first.payload.clone(),
-            deadline: first.deadline,
-        };
-        let (target, unsure) = (target.clone(), None);
-        lane.flight = lane.queue.pop_front().map(|letter| Flight { letter, target, unsure });
-        step
+        let letters = lane.take_next(FLIGHT_BYTES_MAX.min(self.limits.payload_max));
+        self.attempts += 1;
+        let (target, attempt) = (target.clone(), self.attempts);
+        let flight = lane.flight.insert(Flight { letters, target, attempt, unsure: None });
+        flight.step(flight.target.clone())
     }
 
     /// What became of the attempt that is on its way; who is to be told, if anybody is.
     pub(crate) fn on_outcome(
         &mut self,
         shard: ShardId,
-        number: Number,
+        attempt: Attempt,
         outcome: Outcome,
         now: Moment,
-    ) -> Option<(W, Ending)> {
-        let lane = self.lanes.get_mut(&shard)?;
-        let mut flight = lane.flight.take_if(|flight| flight.letter.number == number)?;
+    ) -> Vec<(W, Ending)> {
+        let Some(lane) = self.lanes.get_mut(&shard) else { return Vec::new() };
+        let flight = lane.flight.take_if(|flight| flight.attempt == attempt);
+        let Some(mut flight) = flight else { return Vec::new() };
+        let mut told = Vec::new();
         match outcome {
-            Outcome::Answered(_) | Outcome::Failed(_) | Outcome::Late => {
-                lane.go_on();
-                self.bytes -= flight.letter.payload.len();
-                let late = || flight.unsure.unwrap_or_else(|| "no answer came in time".to_owned());
-                let ending = match outcome {
-                    Outcome::Answered(answer) => Ending::Answered(answer),
-                    Outcome::Failed(why) => Ending::Unknown(why),
-                    _ => Ending::Unknown(late()),
-                };
-                Some((flight.letter.waiter, ending))
-            }
-            Outcome::NotHere if flight.unsure.is_some() => {
-                lane.go_on();
-                match self.lost(flight) {
-                    Step::Tell(waiter, ending) => Some((waiter, ending)),
-                    _ => None,
+            Outcome::Taken(said, rest) => {
+                for said in said {
+                    let Some(letter) = flight.letters.pop_front() else { break };
+                    let ending = match said {
+                        Said::Answered(answer) => Ending::Answered(answer),
+                        Said::Failed(why) => Ending::Unknown(why),
+                    };
+                    told.push((letter, ending));
+                }
+                match rest {
+                    _ if flight.letters.is_empty() => {
+                        lane.at_once = (2 * lane.at_once).min(FLIGHT_MAX);
+                        lane.go_on();
+                    }
+                    Rest::Later if !told.is_empty() => {
+                        lane.at_once = told.len();
+                        lane.go_on();
+                        lane.take_back(flight.letters);
+                    }
+                    Rest::Later | Rest::NotHere => {
+                        lane.rest(flight.target, now);
+                        lane.take_back(flight.letters);
+                    }
                 }
             }
-            Outcome::NotSent if flight.unsure.is_some() => {
-                lane.rest(flight.target.clone(), now);
-                lane.flight = Some(flight);
-                None
+            Outcome::Late => {
+                lane.go_on();
+                let why = unknown(flight.unsure.as_ref());
+                let late = flight.letters.into_iter();
+                told.extend(late.map(|letter| (letter, Ending::Unknown(why.clone()))));
             }
-            Outcome::NotHere | Outcome::NotSent => {
+            Outcome::NotSent if flight.unsure.is_none() => {
+                // It may have been too large for the transport.
+                lane.at_once = 1;
                 lane.rest(flight.target, now);
-                lane.queue.push_front(flight.letter);
-                None
+                lane.take_back(flight.letters);
             }
-            Outcome::Lost(why) => {
+            Outcome::NotSent | Outcome::Lost(_) => {
                 lane.rest(flight.target.clone(), now);
-                flight.unsure = Some(why);
+                if let Outcome::Lost(why) = outcome {
+                    flight.unsure = Some(why);
+                }
                 lane.flight = Some(flight);
-                None
             }
         }
+        self.bytes -= told.iter().map(|(letter, _)| letter.payload.len()).sum::<usize>();
+        told.into_iter().map(|(letter, ending)| (letter.waiter, ending)).collect()
     }
 
     /// The caller does not wait any more.
     pub(crate) fn withdraw(&mut self, shard: ShardId, number: Number) -> Withdrawn {
         let Some(lane) = self.lanes.get_mut(&shard) else { return Withdrawn::Told };
-        if lane.flight.as_ref().is_some_and(|flight| flight.letter.number == number) {
+        let flies = |flight: &Flight<W>| flight.letters.iter().any(|one| one.number == number);
+        if lane.flight.as_ref().is_some_and(flies) {
             return Withdrawn::InFlight;
         }
         let Ok(at) = lane.queue.binary_search_by_key(&number, |letter| letter.number) else {
@@ -328,12 +430,11 @@ impl<W> Lanes<W> {
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
+}
 
-    fn lost(&mut self, flight: Flight<W>) -> Step<W> {
-        self.bytes -= flight.letter.payload.len();
-        let why = flight.unsure.unwrap_or_else(|| "its attempt was given up".to_owned());
-        Step::Tell(flight.letter.waiter, Ending::Unknown(why))
-    }
+/// Why nobody knows what became of a message.
+fn unknown(unsure: Option<&String>) -> String {
+    unsure.cloned().unwrap_or_else(|| "no answer came in time".to_owned())
 }
 
 #[cfg(test)]

@@ -14,12 +14,28 @@ use tokio_util::task::TaskTracker;
 
 use super::envelope::{Answer, Letter};
 use super::inbox::Inbox;
-use super::lanes::{Ending, Full, Lanes, Number, Outcome, Route, Step, Target, Withdrawn};
+use super::lanes::{
+    Attempt, Ending, Full, Lanes, Message, Number, Outcome, Route, Step, Target, Withdrawn,
+};
 use super::{MailboxLimits, SenderRun};
 use crate::handoff::Handoff;
 use crate::record::TableNote;
 use crate::shared::{SLEEP_MAX, Shared};
+use crate::telemetry::Buffered;
 use crate::transport::Transport;
+
+/// Who waits for what becomes of a message.
+struct Waiter {
+    told: oneshot::Sender<Ending>,
+    _buffered: Buffered,
+}
+
+impl Waiter {
+    fn tell(self, ending: Ending) {
+        // Whoever does not wait any more is told nothing.
+        drop(self.told.send(ending));
+    }
+}
 
 /// The messages that one node sends to one table.
 pub(crate) struct Outbox {
@@ -31,7 +47,7 @@ pub(crate) struct Outbox {
     transport: Arc<dyn Transport>,
     /// Where messages go whose owner is this very run.
     inbox: Option<Arc<Inbox>>,
-    lanes: Mutex<Lanes<oneshot::Sender<Ending>>>,
+    lanes: Mutex<Lanes<Waiter>>,
     tasks: TaskTracker,
     runtime: Handle,
     /// Nothing is sent any more.
@@ -89,7 +105,8 @@ impl Outbox {
         payload: Bytes,
         deadline: Moment,
     ) -> Result<(Number, oneshot::Receiver<Ending>), Full> {
-        let (waiter, told) = oneshot::channel();
+        let (told_by, told) = oneshot::channel();
+        let waiter = Waiter { told: told_by, _buffered: Buffered::new() };
         let taken = self.lanes().push(shard, payload, deadline, waiter)?;
         if taken.is_first {
             self.tasks.spawn_on(Arc::clone(self).drive(shard), &self.runtime);
@@ -124,8 +141,7 @@ impl Outbox {
             let step = self.lanes().next(shard, &route, now);
             match step {
                 Step::Idle => return,
-                // Whoever does not wait any more is told nothing.
-                Step::Tell(waiter, ending) => drop(waiter.send(ending)),
+                Step::Tell(waiter, ending) => waiter.tell(ending),
                 Step::Wait(until) => {
                     debug_assert!(until.is_none_or(|until| until > now), "it would spin");
                     let until = until.unwrap_or(now.plus(SLEEP_MAX));
@@ -137,17 +153,17 @@ impl Outbox {
                         () = self.shared.sleep_until(until.min(now.plus(SLEEP_MAX))) => {}
                     }
                 }
-                Step::Send { number, target, payload, deadline } => {
+                Step::Send { attempt, target, messages, deadline } => {
                     let outcome = tokio::select! {
                         biased;
                         () = self.cut.cancelled() => return,
-                        outcome = self.attempt(shard, number, target, payload) => outcome,
+                        outcome = self.attempt(shard, attempt, target, messages) => outcome,
                         () = self.shared.sleep_until(deadline) => Outcome::Late,
                     };
                     let now = self.shared.clock.now();
-                    let told = self.lanes().on_outcome(shard, number, outcome, now);
-                    if let Some((waiter, ending)) = told {
-                        drop(waiter.send(ending));
+                    let told = self.lanes().on_outcome(shard, attempt, outcome, now);
+                    for (waiter, ending) in told {
+                        waiter.tell(ending);
                     }
                 }
             }
@@ -157,13 +173,13 @@ impl Outbox {
     async fn attempt(
         &self,
         shard: ShardId,
-        number: Number,
+        attempt: Attempt,
         target: Target,
-        payload: Bytes,
+        messages: Vec<Message>,
     ) -> Outcome {
         let Target { run, address, uid, epoch } = target;
         let (table, sender) = (self.table.clone(), self.sender);
-        let letter = Letter { table, uid, shard, epoch, to: run, sender, number, payload };
+        let letter = Letter { table, uid, shard, epoch, to: run, sender, attempt, messages };
         let here = *self.shared.registered.borrow() == Some(run);
         if let Some(inbox) = self.inbox.as_ref().filter(|_| here) {
             // In a task of its own: that the caller's time is over is no reason to drop a handler.
@@ -177,14 +193,14 @@ impl Outbox {
             Ok(Ok(answer)) => answer.into(),
             Ok(Err(error)) => Outcome::Lost(error.to_string()),
             Err(error) if error.effect() == Effect::None => {
-                tracing::debug!(table = %self.table, %shard, %error, "a message can't be sent now");
+                tracing::debug!(table = %self.table, %shard, %error, "messages can't be sent now");
                 Outcome::NotSent
             }
             Err(error) => Outcome::Lost(error.to_string()),
         }
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes<oneshot::Sender<Ending>>> {
+    fn lanes(&self) -> MutexGuard<'_, Lanes<Waiter>> {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,8 @@
 //! Performs what [`Hosting`] decides, for one table of one node.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::error::Error;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hosting::{Hosting, Order, Times, Turn};
 use super::sampler::{Sample, Sampler};
-use super::{Host, ShardFence, ShardToken};
+use super::{Host, HostError, ShardFence, ShardToken};
 use crate::coordinator::Spec;
 use crate::gate::Permit;
 use crate::settings::Settings;
@@ -25,6 +27,7 @@ pub(crate) async fn run(shared: Arc<Shared>, table: TableName, host: Option<Arc<
     let times = Times {
         budget: shared.settings.stop_budget(),
         grace: Settings::margin(shared.settings.node_ttl) / 2,
+        slow: shared.settings.handoff_timeout,
     };
     let (ready, started) = mpsc::channel(STARTED_MAX);
     let hosting = Hosting::new(shared.node.clone(), times, host.is_some());
@@ -50,7 +53,7 @@ struct Region {
     hosting: Hosting,
     sampler: Option<Sampler>,
     ready: mpsc::Sender<ShardId>,
-    tasks: JoinSet<()>,
+    tasks: JoinSet<Result<(), HostError>>,
     by_task: HashMap<Id, ShardId>,
     running: HashMap<ShardId, Running>,
 }
@@ -82,8 +85,11 @@ impl Region {
                 }
                 self.hosting.on_end(now.plus(shared.settings.stop_budget()));
             }
-            let Turn { orders, report, wake, overdue } = self.hosting.next(now);
+            let Turn { orders, report, wake, overdue, faults } = self.hosting.next(now);
             debug_assert!(wake.is_none_or(|wake| wake > now), "it would spin");
+            if let Some(faults) = faults {
+                shared.observe(|observer| observer.on_host_faults(&self.table, faults));
+            }
             if overdue && self.is_overdue(ends) {
                 return;
             }
@@ -176,7 +182,7 @@ impl Region {
                 Order::Start { shard, run, uid, epoch, fence } => {
                     let (Some(host), Some(permit)) = (&self.host, self.shared.gate.enter(run))
                     else {
-                        let _ = self.hosting.on_ended(shard, false, self.shared.clock.now());
+                        let _ = self.hosting.on_ended(shard, None, self.shared.clock.now());
                         again = true;
                         continue;
                     };
@@ -222,20 +228,35 @@ impl Region {
                 .is_some_and(|standing| self.shared.clock.now() < standing.deadline)
     }
 
-    fn take_ended(&mut self, ended: Result<(Id, ()), JoinError>) {
-        let (id, error) = match ended {
-            Ok((id, ())) => (id, None),
-            Err(error) => (error.id(), Some(error)),
+    fn take_ended(&mut self, ended: Result<(Id, Result<(), HostError>), JoinError>) {
+        let (id, why) = match ended {
+            Ok((id, started)) => (id, started.err().map(|error| chain(&*error))),
+            Err(error) => {
+                let id = error.id();
+                (id, error.try_into_panic().ok().map(|panic| panicked(&*panic)))
+            }
         };
         let Some(shard) = self.by_task.remove(&id) else { return };
         self.running.remove(&shard);
-        let panicked = error.is_some_and(|error| error.is_panic());
-        let times = self.hosting.on_ended(shard, panicked, self.shared.clock.now());
-        if let Some(times) = times {
+        let times = self.hosting.on_ended(shard, why.clone(), self.shared.clock.now());
+        if let Some(why) = why {
             let table = self.table.clone();
-            self.shared.observe(|observer| observer.on_shard_failed(table, shard, times));
+            self.shared.observe(|observer| observer.on_shard_failed(table, shard, times, why));
         }
     }
+}
+
+/// What a panic says.
+fn panicked(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the host panicked: {}", text.unwrap_or("it does not say why"))
+}
+
+/// An error and what it comes from, in one line.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let sources = std::iter::successors(error.source(), |&source| source.source());
+    sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
 /// One shard from its start to its stop.
@@ -250,18 +271,20 @@ struct Life {
 }
 
 impl Life {
-    async fn live(self) {
+    /// Why it could not be started, where it could not.
+    async fn live(self) -> Result<(), HostError> {
         let started = tokio::select! {
             biased;
-            () = self.stop.cancelled() => false,
-            () = self.host.start(self.shard, self.fence.0.clone()) => true,
+            () = self.stop.cancelled() => None,
+            started = self.host.start(self.shard, self.fence.0.clone()) => Some(started),
         };
-        if started {
+        if let Some(Ok(())) = started {
             // The region is there for as long as its tasks.
             let _ = self.ready.send(self.shard).await;
             self.stop.cancelled().await;
         }
         self.host.stop(self.shard).await;
+        started.unwrap_or(Ok(()))
     }
 }
 

@@ -19,12 +19,13 @@ use coord_core::{
 use crate::gate::Standing;
 use crate::handoff::Handoff;
 use crate::record::TableNote;
+use crate::status::HostFault;
 
 /// How many shards start at once.
 const STARTING_MAX: usize = 64;
 /// The most stopping shards that a report lists; while there are more, it is held back.
 const REPORT_SHARDS_MAX: usize = 4_096;
-/// The first pause before a shard whose host panicked is started again; it doubles.
+/// The first pause before a shard whose host failed is started again; it doubles.
 const FAULT_PAUSE_MIN: Duration = Duration::from_secs(1);
 const FAULT_PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -59,6 +60,14 @@ pub(crate) struct Turn {
     pub(crate) wake: Option<Moment>,
     /// A shard still runs although it was aborted a while ago.
     pub(crate) overdue: bool,
+    /// What is wrong with shards here, where that has changed.
+    pub(crate) faults: Option<BTreeMap<ShardId, HostFault>>,
+}
+
+impl Turn {
+    fn wake_by(&mut self, at: Moment) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +85,16 @@ struct Hosted {
     uid: TableUid,
     epoch: Epoch,
     state: State,
+    /// When it was told to start, or to stop.
+    since: Moment,
+}
+
+/// Why a shard has to wait before it is started again.
+#[derive(Debug)]
+struct Failure {
+    times: u32,
+    why: String,
+    until: Moment,
 }
 
 /// How long things may take.
@@ -85,6 +104,8 @@ pub(crate) struct Times {
     pub(crate) budget: Duration,
     /// How long after an abort a shard counts as overdue.
     pub(crate) grace: Duration,
+    /// After this a start, or a stop, counts as slow.
+    pub(crate) slow: Duration,
 }
 
 /// What one node hosts of one table.
@@ -103,8 +124,10 @@ pub(crate) struct Hosting {
     handoff: Handoff,
     shards: BTreeMap<ShardId, Hosted>,
     wanted: BTreeMap<ShardId, Epoch>,
-    /// Since when shards whose host panicked wait, and how often it did.
-    faults: BTreeMap<ShardId, (u32, Moment)>,
+    /// Shards whose host failed since they were ready last.
+    failures: BTreeMap<ShardId, Failure>,
+    /// What was told last.
+    faults: BTreeMap<ShardId, HostFault>,
     reported: Option<(Incarnation, Report)>,
 }
 
@@ -121,6 +144,7 @@ impl Hosting {
             handoff: Handoff::default(),
             shards: BTreeMap::new(),
             wanted: BTreeMap::new(),
+            failures: BTreeMap::new(),
             faults: BTreeMap::new(),
             reported: None,
         }
@@ -149,7 +173,7 @@ impl Hosting {
         let other = run(self.standing) != run(standing);
         self.standing = standing;
         if other {
-            self.faults.clear();
+            self.failures.clear();
             self.find_wanted();
         }
     }
@@ -164,20 +188,20 @@ impl Hosting {
             && hosted.state == State::Starting
         {
             hosted.state = State::Running;
-            self.faults.remove(&shard);
+            self.failures.remove(&shard);
         }
     }
 
-    /// Nothing of the shard runs here any more. Tells how often its host has panicked since the shard was
-    /// ready last, where it did now.
-    pub(crate) fn on_ended(&mut self, shard: ShardId, panicked: bool, now: Moment) -> Option<u32> {
+    /// Nothing of the shard runs here any more, and this is why, where its host failed. Tells how often it
+    /// has since the shard was ready last.
+    pub(crate) fn on_ended(&mut self, shard: ShardId, failed: Option<String>, now: Moment) -> u32 {
         self.shards.remove(&shard);
-        panicked.then(|| {
-            let times = self.faults.get(&shard).map_or(0, |(times, _)| *times);
-            let pause = FAULT_PAUSE_MIN.saturating_mul(1 << times.min(10)).min(FAULT_PAUSE_MAX);
-            self.faults.insert(shard, (times.saturating_add(1), now.plus(pause)));
-            times.saturating_add(1)
-        })
+        let times = self.failures.get(&shard).map_or(0, |failure| failure.times);
+        let Some(why) = failed else { return times };
+        let pause = FAULT_PAUSE_MIN.saturating_mul(1 << times.min(10)).min(FAULT_PAUSE_MAX);
+        let times = times.saturating_add(1);
+        self.failures.insert(shard, Failure { times, why, until: now.plus(pause) });
+        times
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -201,7 +225,7 @@ impl Hosting {
             self.standing.map(|standing| standing.deadline.minus(self.times.budget));
         let may_host = self.ends_at.is_none() && begin_to_stop.is_some_and(|until| now < until);
         turn.wake = begin_to_stop.filter(|until| may_host && *until > now);
-        self.stop_unwanted(may_host, &mut turn);
+        self.stop_unwanted(may_host, now, &mut turn);
         if may_host {
             self.start_wanted(now, &mut turn);
         }
@@ -210,6 +234,7 @@ impl Hosting {
             self.shards.clear();
             turn.orders.clear();
         }
+        self.find_faults(now, &mut turn);
         self.report(&mut turn);
         let runs: BTreeSet<Incarnation> = self.shards.values().map(|hosted| hosted.run).collect();
         let present = self.standing.map(|standing| standing.incarnation);
@@ -217,7 +242,7 @@ impl Hosting {
         turn
     }
 
-    fn stop_unwanted(&mut self, may_host: bool, turn: &mut Turn) {
+    fn stop_unwanted(&mut self, may_host: bool, now: Moment, turn: &mut Turn) {
         let run = self.standing.map(|standing| standing.incarnation);
         let fence = self.map.as_ref().and_then(|map| map.writer().cloned());
         let uid = self.map.as_ref().map(|map| map.uid());
@@ -236,7 +261,7 @@ impl Hosting {
                 }
                 (Some(_), _) => {}
                 (None, _) => {
-                    hosted.state = State::Stopping;
+                    (hosted.state, hosted.since) = (State::Stopping, now);
                     turn.orders.push(Order::Stop(shard));
                 }
             }
@@ -259,12 +284,14 @@ impl Hosting {
             if self.shards.contains_key(&shard) {
                 continue;
             }
-            if let Some((_, until)) = self.faults.get(&shard).filter(|(_, until)| *until > now) {
-                turn.wake = Some(turn.wake.map_or(*until, |wake| wake.min(*until)));
+            let failure = self.failures.get(&shard).map(|failure| failure.until);
+            if let Some(until) = failure.filter(|until| *until > now) {
+                turn.wake_by(until);
                 continue;
             }
             room -= 1;
-            self.shards.insert(shard, Hosted { run, uid, epoch, state: State::Starting });
+            let hosted = Hosted { run, uid, epoch, state: State::Starting, since: now };
+            self.shards.insert(shard, hosted);
             turn.orders.push(Order::Start { shard, run, uid, epoch, fence: fence.clone() });
         }
     }
@@ -289,7 +316,34 @@ impl Hosting {
                 State::Stopping => until,
                 State::Starting | State::Running => continue,
             };
-            turn.wake = Some(turn.wake.map_or(wake, |at| at.min(wake)));
+            turn.wake_by(wake);
+        }
+    }
+
+    /// What is wrong with shards that are here, or are meant to be.
+    fn find_faults(&mut self, now: Moment, turn: &mut Turn) {
+        let failed = self.failures.iter().filter(|(shard, _)| self.wanted.contains_key(shard));
+        let failed = failed.map(|(shard, Failure { times, why, .. })| {
+            (*shard, HostFault::Failed { times: *times, why: why.clone() })
+        });
+        let mut faults: BTreeMap<_, _> = failed.collect();
+        for (&shard, hosted) in &self.shards {
+            let slow_at = hosted.since.plus(self.times.slow);
+            let fault = match hosted.state {
+                State::Running => continue,
+                State::Aborted(_) => HostFault::Aborted,
+                State::Starting | State::Stopping if now < slow_at => {
+                    turn.wake_by(slow_at);
+                    continue;
+                }
+                State::Starting => HostFault::StartSlow,
+                State::Stopping => HostFault::StopSlow,
+            };
+            faults.insert(shard, fault);
+        }
+        if faults != self.faults {
+            self.faults.clone_from(&faults);
+            turn.faults = Some(faults);
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use coord_cluster::detector::Probe;
 use coord_cluster::downing::{DowningSettings, Posture, Strategy, Why};
-use coord_cluster::{Cluster, EventKind, Events, Host, Settings, ShardFence};
+use coord_cluster::{Cluster, EventKind, Events, Host, HostError, Settings, ShardFence};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
     Backend, Effect, Error, Label, LeaseName, MemoryBackend, NodeEntry, NodeId, NodeStatus,
@@ -71,11 +71,12 @@ struct Noting(Arc<Hosting>, NodeId);
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, shard: ShardId, _fence: ShardFence) {
+    async fn start(&self, shard: ShardId, _fence: ShardFence) -> Result<(), HostError> {
         let mut running = self.0.running.lock().expect("not poisoned");
         let hosts = running.entry(shard).or_default();
         hosts.insert(self.1.clone());
         *self.0.doubled.lock().expect("not poisoned") += usize::from(hosts.len() > 1);
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_cluster::{
-    Cluster, Command, EventKind, Handoff, Host, Refusal, Reply, Settings, ShardFence, ShardToken,
-    Status,
+    Cluster, Command, EventKind, Handoff, Host, HostError, Refusal, Reply, Settings, ShardFence,
+    ShardToken, Status,
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
@@ -113,8 +113,9 @@ struct Noting {
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, shard: ShardId, fence: ShardFence) {
+    async fn start(&self, shard: ShardId, fence: ShardFence) -> Result<(), HostError> {
         self.ledger.begin(&self.node, shard, &fence);
+        Ok(())
     }
 
     async fn stop(&self, shard: ShardId) {

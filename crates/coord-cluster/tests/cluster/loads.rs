@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::{Cluster, Command, EventKind, Host, Settings, ShardFence};
+use coord_cluster::{Cluster, Command, EventKind, Host, HostError, Settings, ShardFence};
 use coord_core::{
     Backend, MemoryBackend, NodeId, ShardCount, ShardId, ShardMap, TableHeader, TokioClock,
 };
@@ -44,7 +44,9 @@ struct Metered(Arc<Meter>);
 
 #[async_trait]
 impl Host for Metered {
-    async fn start(&self, _: ShardId, _: ShardFence) {}
+    async fn start(&self, _: ShardId, _: ShardFence) -> Result<(), HostError> {
+        Ok(())
+    }
 
     async fn stop(&self, _: ShardId) {}
 

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_cluster::transport::MemoryNetwork;
 use coord_cluster::{
-    AskError, Cluster, Handler, Handoff, Host, Mail, MailboxLimits, Settings, ShardFence,
+    AskError, Cluster, Handler, Handoff, Host, HostError, Mail, MailboxLimits, Settings, ShardFence,
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::common::{id, map, store, table, until};
+use crate::metrics::Metrics;
 
 const SHARDS: u32 = 12;
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -63,8 +64,9 @@ struct Noting {
 
 #[async_trait]
 impl Host for Noting {
-    async fn start(&self, _shard: ShardId, _fence: ShardFence) {
+    async fn start(&self, _shard: ShardId, _fence: ShardFence) -> Result<(), HostError> {
         tokio::time::sleep(20 * MILLISECOND).await;
+        Ok(())
     }
 
     async fn stop(&self, _shard: ShardId) {
@@ -355,14 +357,22 @@ async fn a_lost_answer_is_given_again_and_the_message_not_handled_again() {
     let scene = Scene::new(Handoff::Exclusive);
     let nodes = scene.nodes(&["n1", "n2"]).await;
     let shard = nodes[1].shard();
-    nodes[0].ask(shard, "b 1", MINUTE).await.expect("it is hosted");
+    // Its start is not over yet, so "not here" is lost, too.
     scene.network.lose_answers(&address(&nodes[1].name()), 3);
     let asked: Vec<_> =
         (1..=3).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
     for (answer, number) in join_all(asked).await.into_iter().zip(1..) {
         assert_eq!(answer.expect("answered"), format!("{} a {number}", nodes[1].name()));
     }
-    assert_eq!(scene.ledger.of(shard).len(), 4);
+    assert_eq!(scene.ledger.of(shard).len(), 3);
+    // And where it is hosted.
+    scene.network.lose_answers(&address(&nodes[1].name()), 3);
+    let asked: Vec<_> =
+        (4..=6).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    for (answer, number) in join_all(asked).await.into_iter().zip(4..) {
+        assert_eq!(answer.expect("answered"), format!("{} a {number}", nodes[1].name()));
+    }
+    assert_eq!(scene.ledger.of(shard).len(), 6);
     scene.ledger.check();
 }
 
@@ -404,6 +414,108 @@ async fn what_is_handled_for_longer_than_the_stop_budget_does_not_hold_up_a_move
     assert_eq!(dropped.effect(), Effect::Unknown, "{dropped:?}");
     second.await.expect("the next owner handles it");
     scene.ledger.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_one_shard_goes_out_together() {
+    let scene = Scene::new(Handoff::Exclusive);
+    let nodes = scene.nodes(&["n1", "n2"]).await;
+    scene.takes.send_replace(Duration::ZERO);
+    let shard = nodes[1].shard();
+    let began = Instant::now();
+    let asked: Vec<_> =
+        (1..=200).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    for answer in join_all(asked).await {
+        answer.expect("answered");
+    }
+    // 1, 2, 4, 8, 16 and then 32 at a time: 11 ways there and back. One at a time it were 200.
+    assert!(began.elapsed() < 200 * 2 * MILLISECOND / 4, "{:?}", began.elapsed());
+    assert_eq!(scene.ledger.of(shard).len(), 200);
+    scene.ledger.check();
+    // A slow handler's first answers do not wait for the last ones.
+    scene.takes.send_replace(SECOND);
+    let asked: Vec<_> =
+        (201..=210).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    let began = Instant::now();
+    for (asked, number) in asked.into_iter().zip(1..) {
+        asked.await.expect("answered");
+        let late = began.elapsed() - number * SECOND;
+        assert!(late < 100 * MILLISECOND, "answer {number} came {late:?} late");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_order_and_at_most_once_while_answers_are_lost_and_the_shard_moves() {
+    let scene = Scene::new(Handoff::Exclusive);
+    let mut nodes = scene.nodes(&["n1", "n2", "n3"]).await;
+    scene.takes.send_replace(MILLISECOND);
+    let leaving = nodes.remove(1);
+    let shard = leaving.shard();
+    let asked: Vec<_> =
+        (1..=600).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    let leaves = async {
+        for _ in 0..20 {
+            scene.network.lose_answers(&address(&leaving.name()), 1);
+            tokio::time::sleep(10 * MILLISECOND).await;
+        }
+        leaving.cluster.leave().await.expect("leaves in order");
+    };
+    let (answers, ()) = tokio::join!(join_all(asked), leaves);
+    scene.ledger.check();
+    let handled = scene.ledger.of(shard);
+    let by_leaving = handled.iter().filter(|(node, _)| *node == leaving.name()).count();
+    assert!(by_leaving > 0 && by_leaving < handled.len(), "it moved under way: {by_leaving}");
+    for (answer, number) in answers.into_iter().zip(1..) {
+        let what = format!("a {number}");
+        let by = handled.iter().find(|(_, handled)| *handled == what).map(|(node, _)| node);
+        match answer {
+            Ok(answer) => assert_eq!(answer, format!("{} {what}", by.expect("handled"))),
+            Err(error) => assert_eq!(error.effect(), Effect::Unknown, "{what}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn metrics_tell_what_waits_and_what_became_of_it() {
+    Metrics::run(async |metrics| {
+        let mut scene = Scene::new(Handoff::Exclusive);
+        scene.limits = scene.limits.with_lane_max(3);
+        let mut nodes = scene.nodes(&["n1", "n2"]).await;
+        let (asked, taken) = ("cluster_mailbox_asked", "cluster_mailbox_taken");
+        let buffered = || metrics.gauge("cluster_mailbox_buffered");
+        let shard = nodes[1].shard();
+        nodes[0].ask(shard, "b 1", MINUTE).await.expect("it is hosted");
+        assert!(metrics.count(&format!("{taken}{{not_here}}")) > 0, "it was not at first");
+        let waiting: Vec<_> =
+            (1..=3).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+        nodes[0].ask(shard, "a 4", MINUTE).await.expect_err("full");
+        assert_eq!((buffered(), metrics.count(&format!("{asked}{{buffer_full}}"))), (3.0, 1));
+        scene.network.lose_answers(&address(&nodes[1].name()), 1);
+        for answer in join_all(waiting).await {
+            answer.expect("answered");
+        }
+        assert_eq!((buffered(), metrics.count(&format!("{asked}{{answered}}"))), (0.0, 4));
+        assert_eq!(metrics.count(&format!("{taken}{{answered}}")), 4);
+        assert_eq!(metrics.count(&format!("{taken}{{repeated}}")), 1);
+        // Its host dies with one, and another waits and is given up.
+        scene.takes.send_replace(MINUTE);
+        let dead = nodes.remove(1);
+        let unknown = nodes[0].ask(shard, "a 5", SECOND);
+        let never = nodes[0].ask(shard, "a 6", SECOND);
+        let dropped = nodes[0].ask(shard, "a 7", MINUTE);
+        tokio::time::sleep(100 * MILLISECOND).await;
+        assert_eq!(buffered(), 3.0);
+        drop(dropped);
+        scene.network.cut(&address(&dead.name()));
+        dead.cluster.abandon();
+        assert_eq!(unknown.await.expect_err("it died").effect(), Effect::Unknown);
+        assert_eq!(never.await.expect_err("it waited").effect(), Effect::None);
+        // The lane learns of it by its own timer.
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(buffered(), 0.0);
+        assert_eq!(metrics.count(&format!("{asked}{{unknown}}")), 1);
+        assert_eq!(metrics.count(&format!("{asked}{{not_delivered}}")), 1);
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::{Cluster, Command, EventKind, Host, Refusal, Reply, Settings, ShardFence};
+use coord_cluster::{
+    Cluster, Command, EventKind, Host, HostError, Refusal, Reply, Settings, ShardFence,
+};
 use coord_core::{
     MemoryBackend, NodeStatus, ShardCount, ShardId, TableHeader, TableName, TokioClock,
 };
@@ -39,7 +41,7 @@ struct Mortal {
 
 #[async_trait]
 impl Host for Mortal {
-    async fn start(&self, shard: ShardId, _: ShardFence) {
+    async fn start(&self, shard: ShardId, _: ShardFence) -> Result<(), HostError> {
         let broken = self.killer.broken.lock().expect("not poisoned").contains(&shard);
         assert!(!broken, "shard {shard} can't start");
         if self.killer.deadly.lock().expect("not poisoned").contains(&shard) {
@@ -50,6 +52,7 @@ impl Host for Mortal {
                 process.abandon();
             }
         }
+        Ok(())
     }
 
     async fn stop(&self, _: ShardId) {}
@@ -286,8 +289,9 @@ async fn a_start_that_fails_is_told_and_tried_again_ever_later() {
     let mut events = node.events();
     tokio::time::sleep(20 * SECOND).await;
     let failed = |kind: &EventKind| match kind {
-        EventKind::ShardFailed { table: of, shard: which, times } => {
+        EventKind::ShardFailed { table: of, shard: which, times, why } => {
             assert_eq!((of, *which), (&table(), shard));
+            assert_eq!(why, "the host panicked: shard 7 can't start");
             Some(*times)
         }
         _ => None,

@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use coord_cluster::transport::{Incoming, TcpLimits};
-use coord_cluster::{Cluster, Handler, Host, Mail, Settings, ShardFence, TcpTransport, Transport};
+use coord_cluster::{
+    Cluster, Handler, Host, HostError, Mail, Settings, ShardFence, TcpTransport, Transport,
+};
 use coord_core::{
     Address, ClusterName, Effect, ErrorKind, NodeInfo, ShardCount, ShardId, TableHeader,
 };
@@ -170,7 +172,10 @@ struct Named(String);
 
 #[async_trait]
 impl Host for Named {
-    async fn start(&self, _shard: ShardId, _fence: ShardFence) {}
+    async fn start(&self, _shard: ShardId, _fence: ShardFence) -> Result<(), HostError> {
+        Ok(())
+    }
+
     async fn stop(&self, _shard: ShardId) {}
 }
 

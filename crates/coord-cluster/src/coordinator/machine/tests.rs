@@ -279,7 +279,7 @@ impl World {
         let run = Incarnation::from_u128(u128::from(self.mark()));
         let info = NodeInfo::new(id(number), Address::new("localhost:1").expect("address"))
             .with_incarnation(run);
-        let times = Times { budget: TTL / 6, grace: MARGIN / 2 };
+        let times = Times { budget: TTL / 6, grace: MARGIN / 2, slow: 10 * TTL };
         let process = Process {
             hosting: Hosting::new(id(number), times, true),
             info,
@@ -355,7 +355,7 @@ impl World {
                 Order::Abort(shard) => {
                     process.running.remove(&shard);
                     process.stopping.remove(&shard);
-                    process.hosting.on_ended(shard, false, now);
+                    process.hosting.on_ended(shard, None, now);
                 }
             }
         }
@@ -684,7 +684,7 @@ impl World {
 fn stopped(process: &mut Process, now: Moment) {
     for shard in std::mem::take(&mut process.stopping) {
         process.running.remove(&shard);
-        process.hosting.on_ended(shard, false, now);
+        process.hosting.on_ended(shard, None, now);
     }
 }
 

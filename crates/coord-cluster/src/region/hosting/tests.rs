@@ -8,6 +8,7 @@ use coord_core::{
 use super::*;
 
 const BUDGET: Duration = Duration::from_secs(2);
+const SLOW: Duration = Duration::from_secs(60);
 const S: ShardId = ShardId::new(1);
 
 fn at(seconds: u64) -> Moment {
@@ -32,7 +33,7 @@ fn held(number: u128, deadline: u64) -> Option<Standing> {
 }
 
 fn hosting() -> Hosting {
-    let times = Times { budget: BUDGET, grace: Duration::from_secs(1) };
+    let times = Times { budget: BUDGET, grace: Duration::from_secs(1), slow: SLOW };
     let mut hosting = Hosting::new(id("a"), times, true);
     hosting.on_standing(held(1, 10));
     hosting
@@ -91,7 +92,7 @@ fn a_shard_that_moves_is_stopped_and_only_then_reported() {
     // A map that is older than the one it has acted on is none.
     hosting.on_map(Some(first));
     assert_eq!(hosting.next(at(2)).orders, []);
-    hosting.on_ended(S, false, at(2));
+    hosting.on_ended(S, None, at(2));
     assert_eq!(report(&hosting.next(at(2))), Some((2, vec![], vec![])));
     // The move is given up, so it runs again; a later one needs another report.
     let back = map(Some(&moving), Handoff::Exclusive, "a", None);
@@ -149,11 +150,14 @@ fn it_begins_to_stop_before_its_deadline_and_aborts_at_it() {
     let turn = hosting.next(at(10));
     assert_eq!((turn.orders, turn.overdue), (vec![Order::Abort(S)], false));
     assert_eq!(turn.wake, Some(at(11)));
+    assert_eq!(turn.faults, Some(BTreeMap::from([(S, HostFault::Aborted)])));
     assert!(hosting.next(at(11)).overdue);
-    hosting.on_ended(S, false, at(11));
+    hosting.on_ended(S, None, at(11));
     // Its successor in this process starts what that one is given.
     hosting.on_standing(held(2, 30));
-    assert_eq!(hosting.next(at(11)), Turn { wake: Some(at(28)), ..Turn::default() });
+    let none = Some(BTreeMap::new());
+    let quiet = Turn { wake: Some(at(28)), faults: none, ..Turn::default() };
+    assert_eq!(hosting.next(at(11)), quiet);
 }
 
 #[test]
@@ -169,23 +173,54 @@ fn a_lost_run_stops_at_once_and_has_until_its_deadline() {
 }
 
 #[test]
-fn a_host_that_panics_is_asked_again_ever_later() {
+fn a_host_that_fails_is_asked_again_ever_later() {
     let mut hosting = hosting();
     hosting.on_standing(held(1, 1_000));
     hosting.on_map(Some(map(None, Handoff::Exclusive, "a", None)));
     assert!(starts(&hosting.next(at(1))));
-    hosting.on_ended(S, true, at(1));
+    assert_eq!(hosting.on_ended(S, Some("no room".to_owned()), at(1)), 1);
     let turn = hosting.next(at(1));
     assert_eq!((turn.orders, turn.wake), (vec![], Some(at(2))));
-    assert!(starts(&hosting.next(at(2))));
-    hosting.on_ended(S, true, at(2));
-    assert_eq!(hosting.next(at(3)).orders, []);
+    let failed = |times| HostFault::Failed { times, why: "no room".to_owned() };
+    assert_eq!(turn.faults, Some(BTreeMap::from([(S, failed(1))])));
+    let turn = hosting.next(at(2));
+    assert!(starts(&turn));
+    assert_eq!(turn.faults, None, "it has not yet come right");
+    assert_eq!(hosting.on_ended(S, Some("no room".to_owned()), at(2)), 2);
+    let turn = hosting.next(at(3));
+    assert_eq!((turn.orders, turn.faults), (vec![], Some(BTreeMap::from([(S, failed(2))]))));
     assert!(starts(&hosting.next(at(4))));
+    hosting.on_started(S);
+    assert_eq!(hosting.next(at(4)).faults, Some(BTreeMap::new()));
+}
+
+#[test]
+fn a_slow_start_and_a_slow_stop_are_told_once_and_until_they_end() {
+    let one = |fault| Some(BTreeMap::from([(S, fault)]));
+    let mut hosting = hosting();
+    hosting.on_standing(held(1, 1_000));
+    let first = map(None, Handoff::Exclusive, "a", None);
+    hosting.on_map(Some(Arc::clone(&first)));
+    let turn = hosting.next(at(1));
+    assert!(starts(&turn));
+    assert_eq!((turn.wake, turn.faults), (Some(at(61)), None));
+    assert_eq!(hosting.next(at(60)).faults, None);
+    let turn = hosting.next(at(61));
+    assert_eq!((turn.wake, turn.faults), (Some(at(998)), one(HostFault::StartSlow)));
+    assert_eq!(hosting.next(at(62)).faults, None);
+    hosting.on_started(S);
+    assert_eq!(hosting.next(at(63)).faults, Some(BTreeMap::new()));
+    let moving = Some(("b", MotionPhase::MovingTo));
+    hosting.on_map(Some(map(Some(&first), Handoff::Exclusive, "a", moving)));
+    assert_eq!(hosting.next(at(70)).orders, [Order::Stop(S)]);
+    assert_eq!(hosting.next(at(130)).faults, one(HostFault::StopSlow));
+    hosting.on_ended(S, None, at(131));
+    assert_eq!(hosting.next(at(131)).faults, Some(BTreeMap::new()));
 }
 
 #[test]
 fn a_node_that_hosts_nothing_reports_at_once() {
-    let times = Times { budget: BUDGET, grace: Duration::from_secs(1) };
+    let times = Times { budget: BUDGET, grace: Duration::from_secs(1), slow: SLOW };
     let mut hosting = Hosting::new(id("a"), times, false);
     hosting.on_standing(held(1, 10));
     let first = map(None, Handoff::Exclusive, "a", None);
@@ -208,7 +243,7 @@ fn another_life_of_the_table_is_hosted_anew() {
     let reborn = Arc::new(ShardMap::empty(header, TableUid::from_u128(2)));
     hosting.on_map(Some(map(Some(&reborn), Handoff::Exclusive, "a", None)));
     assert_eq!(hosting.next(at(1)).orders, [Order::Stop(S)]);
-    hosting.on_ended(S, false, at(1));
+    hosting.on_ended(S, None, at(1));
     let orders = hosting.next(at(1)).orders;
     assert!(matches!(orders[..], [Order::Start { uid, .. }] if uid == reborn.uid()), "{orders:?}");
 }
