@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use coord_core::session::{LeaseGuard, Leases};
-use coord_core::{Incarnation, LeaseName, NodeId, Result};
+use coord_core::{Incarnation, LeaseName, Moment, NodeId, Result};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::commands::{Refusal, Reply};
 use crate::coordinator::{Ended, LocalCommand, lead};
 use crate::gating;
+use crate::observer::Observer;
 use crate::shared::{Ending, Shared};
 use crate::status::Role;
 
@@ -44,6 +45,12 @@ async fn term(
         () = shared.stop.cancelled() => return None,
         Ok(now) = registered.wait_for(Option::is_some) => *now,
     }?;
+    tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return None,
+        _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
+        () = has_to_stand(shared) => {}
+    }
     // One that did not take the lease is not waited for again.
     let late = leave_to_heir(shared, heir).await;
     shared.observe(|observer| {
@@ -56,6 +63,7 @@ async fn term(
         // Another run of this node stands then.
         _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
         () = heir_is_named(shared, late.as_ref()) => return None,
+        () = others_stand(shared) => return step_back(shared),
         acquired = acquire(shared, incarnation) => acquired,
     };
     match acquired {
@@ -66,6 +74,60 @@ async fn term(
             None
         }
     }
+}
+
+/// Whether this node has a place, and whether another one leads.
+fn standing(shared: &Shared) -> (bool, bool) {
+    let look = |observer: &Observer| {
+        let leader = observer.leader().map(|leader| &leader.node);
+        let is_led = leader.is_some_and(|leader| *leader != shared.node);
+        (observer.record().has_place(&shared.node), is_led)
+    };
+    shared.look(look)
+}
+
+/// Waits until this node has a place, or nobody has led for a TTL: then all stand.
+async fn has_to_stand(shared: &Shared) {
+    let mut news = shared.news();
+    let mut vacant_since = None;
+    loop {
+        let now = shared.clock.now();
+        let (has_place, is_led) = standing(shared);
+        vacant_since = if is_led { None } else { vacant_since.or(Some(now)) };
+        let until = vacant_since.map(|since: Moment| since.plus(shared.settings.leader_ttl));
+        if has_place || until.is_some_and(|until| until <= now) {
+            return;
+        }
+        let timer = async {
+            match until {
+                Some(until) => shared.sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            Ok(()) = news.changed() => {}
+            () = timer => {}
+        }
+    }
+}
+
+/// Waits until somebody leads, and this node has no place.
+async fn others_stand(shared: &Shared) {
+    let mut news = shared.news();
+    while standing(shared) != (false, true) {
+        if news.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn step_back(shared: &Shared) -> Option<NodeId> {
+    shared.observe(|observer| {
+        observer.on_role(Role::Follower);
+        Vec::new()
+    });
+    None
 }
 
 async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard> {

@@ -87,6 +87,14 @@ impl Observer {
         self.tables.get(table)?.clone()
     }
 
+    /// Whether this node may have to lead, so that it stands for election or at least sees who is registered.
+    /// While nobody has given places, a node of a large cluster does not begin to watch it all.
+    pub(crate) fn may_have_to_lead(&self, me: &NodeId, places: usize) -> bool {
+        let few = || !self.counts.is_empty() && self.counts.values().sum::<usize>() <= places;
+        let everybody = self.record.candidates.is_empty();
+        self.record.has_place(me) && (!everybody || places == 0 || few())
+    }
+
     pub(crate) fn leader(&self) -> Option<&Leader> {
         self.leader.as_ref()
     }

@@ -39,6 +39,9 @@ pub(crate) struct ClusterRecord {
     /// Who is to lead next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heir: Option<NodeId>,
+    /// Who stands for election; nobody where everybody may.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) candidates: BTreeSet<NodeId>,
     /// Shards that have been in motion for longer than the handoff timeout, the first of each table.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) stuck: BTreeMap<TableName, BTreeSet<ShardId>>,
@@ -192,6 +195,7 @@ impl Default for ClusterRecord {
             pins: BTreeMap::new(),
             failures: BTreeMap::new(),
             heir: None,
+            candidates: BTreeSet::new(),
             stuck: BTreeMap::new(),
             parked: BTreeMap::new(),
             lives: BTreeMap::new(),
@@ -264,6 +268,12 @@ impl ClusterRecord {
             notes.filter(|(_, note)| !note.is_empty()).collect::<BTreeMap<_, _>>()
         };
         rest(self) == rest(other) && notes(self) == notes(other)
+    }
+
+    /// Whether this node has a place among those who stand for election, or is to lead next.
+    pub(crate) fn has_place(&self, node: &NodeId) -> bool {
+        let everybody = self.candidates.is_empty();
+        everybody || self.candidates.contains(node) || self.heir.as_ref() == Some(node)
     }
 
     /// Whether this run of a node was downed.

@@ -38,7 +38,7 @@ pub struct Scale {
     pub shards: ShardCount,
     /// How many zones the nodes are spread over, at least 3; the last is lost, the one before it stops.
     pub zones: u32,
-    /// How many nodes stand for election. They are in the first zones.
+    /// How many nodes stand for election.
     pub candidates: u32,
     /// How many nodes are restarted.
     pub restarts: u32,
@@ -207,7 +207,7 @@ impl<'a> World<'a> {
         let zone = Label::new(format!("zone-{}", self.zone(node)))?;
         let mut settings = Settings::default();
         settings.min_members = self.scale.nodes;
-        settings.candidate = node < self.scale.candidates;
+        settings.candidates = self.scale.candidates;
         Cluster::builder(&self.meter, NodeInfo::new(id, address).with_zone(zone))
             .settings(settings)
             .table(self.table.clone(), TableHeader::new(self.scale.shards))
@@ -293,8 +293,9 @@ impl<'a> World<'a> {
     async fn restart(&mut self) -> Result<u64> {
         let mut fewest = 0;
         let chosen: Vec<u32> = {
-            // The candidates stay: what a new leader costs is another matter.
-            let nodes = self.nodes.keys().copied().filter(|node| *node >= self.scale.candidates);
+            // The leader stays: what a new one costs is another matter.
+            let nodes = self.nodes.iter().filter(|(_, node)| !node.is_leader());
+            let nodes = nodes.map(|(node, _)| *node);
             nodes.take(usize::try_from(self.scale.restarts).unwrap_or(usize::MAX)).collect()
         };
         for wave in chosen.chunks(usize::try_from(self.scale.at_once).unwrap_or(1).max(1)) {

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, Slot, TableHeader,
-    TableName, Version,
+    Fence, Incarnation, Moment, NodeEntry, NodeId, NodeInfo, Revision, ShardId, ShardMap, Slot,
+    TableHeader, TableName, Version,
 };
 use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
 
+use super::candidacy::{self, Applicant};
 use super::judge::{self, Note, Write};
 use super::lives;
 use super::loads::{Figures, Loads};
@@ -81,6 +82,8 @@ pub(crate) struct Rules {
     pub(crate) handoff_timeout: Duration,
     pub(crate) motions_max: Option<u32>,
     pub(crate) newer_leads_after: Option<Duration>,
+    /// How many places there are for those who stand for election; 0 where everybody may.
+    pub(crate) places: usize,
     pub(crate) judging: Judging,
     /// From this many members on, changes of them are gathered, for everybody hears of each version.
     pub(crate) gather_from: usize,
@@ -103,6 +106,7 @@ impl Rules {
             handoff_timeout: settings.handoff_timeout,
             motions_max: settings.motions_max,
             newer_leads_after: settings.newer_leads_after,
+            places: usize::try_from(settings.candidates).unwrap_or(usize::MAX),
             judging,
             gather_from: GATHER_MEMBERS_MIN,
             told_per_second: TOLD_PER_SECOND,
@@ -615,6 +619,7 @@ impl Machine {
             falls.extend(self.replaced(&roster, now));
             self.roster = roster;
             self.record = record;
+            self.record.candidates = self.candidates();
             self.on_crashes(&falls, now);
         }
         let wake = wake.into_iter().chain(gathers_until).chain(self.take_poison(now)).min();
@@ -794,19 +799,27 @@ impl Machine {
         wake
     }
 
+    /// Who has a place among those who stand for election.
+    fn candidates(&self) -> BTreeSet<NodeId> {
+        let applicants = willing(&self.roster, &self.view).map(|(seat, seen)| Applicant {
+            node: &seen.id,
+            zone: seen.zone.as_ref(),
+            since: seat.entry.since,
+        });
+        let applicants: Vec<_> = applicants.collect();
+        let places = if self.roster.0.len() > self.rules.places { self.rules.places } else { 0 };
+        candidacy::give(places, &self.me, &self.record.candidates, &applicants)
+    }
+
     /// Begins to hand over to a node of a newer version, where that is wanted; tells when it may be.
     fn take_succession(&mut self, now: Moment) -> Option<Moment> {
         let succession = self.succession.as_mut()?;
-        let seats = self.roster.0.iter().filter(|(_, seat)| seat.may_lead());
-        let seen = seats.filter_map(|(node, _)| match self.view.presence(node)? {
-            Presence::Present(record) if record.info.candidate => Some(Candidate {
-                node,
-                incarnation: record.info.incarnation,
-                version: record.info.version.as_ref(),
-            }),
-            _ => None,
+        let candidates = willing(&self.roster, &self.view).map(|(_, seen)| Candidate {
+            node: &seen.id,
+            incarnation: seen.incarnation,
+            version: seen.version.as_ref(),
         });
-        let candidates: Vec<_> = seen.collect();
+        let candidates: Vec<_> = candidates.collect();
         match succession.decide(&self.me, &candidates, now) {
             Ok(to) => {
                 tracing::info!(%to, "leadership goes to a node of a newer version");
@@ -1522,6 +1535,18 @@ enum Front {
     Refused(Refusal),
     /// There is no write left.
     Empty,
+}
+
+/// The nodes that leadership may be handed to, with what they say of themselves.
+fn willing<'a>(
+    roster: &'a Roster,
+    view: &'a View,
+) -> impl Iterator<Item = (&'a Seat, &'a NodeInfo)> {
+    let seats = roster.0.iter().filter(|(_, seat)| seat.may_lead());
+    seats.filter_map(|(node, seat)| match view.presence(node)? {
+        Presence::Present(record) if record.info.candidate => Some((seat, &record.info)),
+        _ => None,
+    })
 }
 
 /// The header of the reserved table, which has no shards to speak of.

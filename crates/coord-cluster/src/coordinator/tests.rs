@@ -991,3 +991,31 @@ fn a_small_cluster_hears_of_each_change_at_once() {
         assert_eq!(status(&desk, name), Some(NodeStatus::Active));
     }
 }
+
+#[test]
+fn a_leader_of_more_nodes_than_have_places_gives_them_and_replaces_who_goes() {
+    let mut desk = Desk::new();
+    let places = |desk: &Desk| {
+        let record = desk.record();
+        record.candidates.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for name in ["n4", "n5"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(places(&desk), [""; 0], "everybody stands");
+    desk.join("n6", 1);
+    desk.join("n7", 1);
+    desk.pass(Duration::ZERO);
+    assert_eq!(places(&desk), ["n1", "n2", "n3", "n4", "n5"]);
+    expire(&mut desk, "n3");
+    desk.pass(Duration::ZERO);
+    assert_eq!(places(&desk), ["n1", "n2", "n4", "n5", "n6"]);
+    desk.ask(Command::Drain { node: id("n5") });
+    desk.pass(Duration::ZERO);
+    assert_eq!(places(&desk), ["n1", "n2", "n4", "n6", "n7"]);
+    // Whoever leads next keeps them.
+    desk.elect(2);
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(places(&desk), ["n1", "n2", "n4", "n6", "n7"]);
+}

@@ -158,7 +158,7 @@ impl World {
         rules.motions_max = Some(3);
         if evict {
             // As in a large cluster.
-            (rules.gather_from, rules.told_per_second) = (2, 3);
+            (rules.gather_from, rules.told_per_second, rules.places) = (2, 3, 3);
         }
         let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
         let spec = Spec { header, strategy: Arc::new(Balanced::default()), handoff };
