@@ -1,16 +1,18 @@
 //! Follower → candidate → leader → follower.
 
+mod vacancy;
+
 use std::sync::Arc;
 
 use coord_core::session::{LeaseGuard, Leases};
-use coord_core::{Incarnation, LeaseName, Moment, NodeId, Result};
+use coord_core::{Incarnation, LeaseName, NodeId, Result};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
+use self::vacancy::Vacancy;
 use crate::commands::{Refusal, Reply};
 use crate::coordinator::{Ended, LocalCommand, lead};
 use crate::gating;
-use crate::observer::Observer;
 use crate::shared::{Ending, Shared};
 use crate::status::Role;
 
@@ -22,8 +24,9 @@ const HEIR_RETRIES: u32 = 2;
 pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalCommand>) {
     if shared.settings.candidate {
         let mut heir = None;
+        let mut vacancy = Vacancy::new(shared.settings.leader_ttl);
         while !shared.stop.is_cancelled() {
-            heir = term(&shared, &mut local, heir).await;
+            heir = term(&shared, &mut local, heir, &mut vacancy).await;
         }
     } else {
         shared.stop.cancelled().await;
@@ -38,6 +41,7 @@ async fn term(
     shared: &Arc<Shared>,
     local: &mut mpsc::Receiver<LocalCommand>,
     heir: Option<NodeId>,
+    vacancy: &mut Vacancy,
 ) -> Option<NodeId> {
     let mut registered = shared.registered.subscribe();
     let incarnation = tokio::select! {
@@ -49,7 +53,7 @@ async fn term(
         biased;
         () = shared.stop.cancelled() => return None,
         _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
-        () = has_to_stand(shared) => {}
+        () = has_to_stand(shared, vacancy) => {}
     }
     // One that did not take the lease is not waited for again.
     let late = leave_to_heir(shared, heir).await;
@@ -63,11 +67,14 @@ async fn term(
         // Another run of this node stands then.
         _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
         () = heir_is_named(shared, late.as_ref()) => return None,
-        () = others_stand(shared) => return step_back(shared),
+        () = others_stand(shared, vacancy) => return step_back(shared),
         acquired = acquire(shared, incarnation) => acquired,
     };
     match acquired {
-        Ok(guard) => reign(shared, guard, late, local).await,
+        Ok(guard) => {
+            *vacancy = Vacancy::new(shared.settings.leader_ttl);
+            reign(shared, guard, late, local).await
+        }
         Err(error) => {
             tracing::error!(node = %shared.node, %error, "this node can't stand for election");
             pause(shared, shared.settings.leader_ttl).await;
@@ -76,31 +83,38 @@ async fn term(
     }
 }
 
-/// Whether this node has a place, and whether another one leads.
-fn standing(shared: &Shared) -> (bool, bool) {
-    let look = |observer: &Observer| {
-        let leader = observer.leader().map(|leader| &leader.node);
-        let is_led = leader.is_some_and(|leader| *leader != shared.node);
-        (observer.record().has_place(&shared.node), is_led)
-    };
-    shared.look(look)
+/// Waits until this node has to stand: it has a place, or nobody has led for too long.
+async fn has_to_stand(shared: &Shared, vacancy: &mut Vacancy) {
+    standing(shared, vacancy, |has_place, is_long, _| has_place || is_long).await;
 }
 
-/// Waits until this node has a place, or nobody has led for a TTL: then all stand.
-async fn has_to_stand(shared: &Shared) {
+/// Waits until this node need not stand any more: another one leads, and it has no place itself.
+async fn others_stand(shared: &Shared, vacancy: &mut Vacancy) {
+    standing(shared, vacancy, |has_place, is_long, is_led| !has_place && !is_long && is_led).await;
+}
+
+/// Waits until things stand so: whether this node has a place, whether nobody has led for too long, and
+/// whether another one leads.
+async fn standing(
+    shared: &Shared,
+    vacancy: &mut Vacancy,
+    wanted: impl Fn(bool, bool, bool) -> bool,
+) {
     let mut news = shared.news();
-    let mut vacant_since = None;
     loop {
         let now = shared.clock.now();
-        let (has_place, is_led) = standing(shared);
-        vacant_since = if is_led { None } else { vacant_since.or(Some(now)) };
-        let until = vacant_since.map(|since: Moment| since.plus(shared.settings.leader_ttl));
-        if has_place || until.is_some_and(|until| until <= now) {
+        let (has_place, term) = shared.look(|observer| {
+            let other = observer.leader().filter(|leader| leader.node != shared.node);
+            (observer.record().has_place(&shared.node), other.map(|leader| leader.term))
+        });
+        vacancy.see(term, now);
+        if wanted(has_place, vacancy.is_long(now), term.is_some()) {
             return;
         }
+        let wake = vacancy.wake(now);
         let timer = async {
-            match until {
-                Some(until) => shared.sleep_until(until).await,
+            match wake {
+                Some(wake) => shared.sleep_until(wake).await,
                 None => std::future::pending().await,
             }
         };
@@ -108,16 +122,6 @@ async fn has_to_stand(shared: &Shared) {
             biased;
             Ok(()) = news.changed() => {}
             () = timer => {}
-        }
-    }
-}
-
-/// Waits until somebody leads, and this node has no place.
-async fn others_stand(shared: &Shared) {
-    let mut news = shared.news();
-    while standing(shared) != (false, true) {
-        if news.changed().await.is_err() {
-            return;
         }
     }
 }

@@ -7,7 +7,8 @@
 //!   no names in `_cluster`      everybody stands: a small cluster, a new one, or a leader of an older version
 //!   names                       those who have a place stand, and whoever is named to lead next
 //!   the lease is vacant for     everybody stands, until somebody leads and has given places anew
-//!   longer than its TTL
+//!   longer than its TTL, or
+//!   nobody keeps it that long
 //! ```
 //!
 //! So there is somebody to stand whatever becomes of those who have places, also if all are lost at once. A
