@@ -368,7 +368,9 @@ impl Inner {
             tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
         }
         if shared.settings.candidate || watchman.is_some() {
-            tasks.spawn(membership::watch_nodes(Arc::clone(&shared)).instrument(span.clone()));
+            let always = watchman.is_some();
+            let watch = membership::watch_nodes_as_needed(Arc::clone(&shared), always);
+            tasks.spawn(watch.instrument(span.clone()));
         }
         let mailboxes = Arc::new(mailboxes);
         tasks.spawn(Arc::clone(&mailboxes).close(Arc::clone(&shared)).instrument(span.clone()));

@@ -2,6 +2,7 @@
 //!
 //! All decisions are made in [`machine`], without I/O and without a clock; [`driver`] performs them.
 
+mod candidacy;
 mod driver;
 mod judge;
 mod lives;

@@ -1,5 +1,7 @@
 //! Follower → candidate → leader → follower.
 
+mod vacancy;
+
 use std::sync::Arc;
 
 use coord_core::session::{LeaseGuard, Leases};
@@ -7,6 +9,7 @@ use coord_core::{Incarnation, LeaseName, NodeId, Result};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
+use self::vacancy::Vacancy;
 use crate::commands::{Refusal, Reply};
 use crate::coordinator::{Ended, LocalCommand, lead};
 use crate::gating;
@@ -21,8 +24,9 @@ const HEIR_RETRIES: u32 = 2;
 pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalCommand>) {
     if shared.settings.candidate {
         let mut heir = None;
+        let mut vacancy = Vacancy::new(shared.settings.leader_ttl);
         while !shared.stop.is_cancelled() {
-            heir = term(&shared, &mut local, heir).await;
+            heir = term(&shared, &mut local, heir, &mut vacancy).await;
         }
     } else {
         shared.stop.cancelled().await;
@@ -37,6 +41,7 @@ async fn term(
     shared: &Arc<Shared>,
     local: &mut mpsc::Receiver<LocalCommand>,
     heir: Option<NodeId>,
+    vacancy: &mut Vacancy,
 ) -> Option<NodeId> {
     let mut registered = shared.registered.subscribe();
     let incarnation = tokio::select! {
@@ -44,6 +49,12 @@ async fn term(
         () = shared.stop.cancelled() => return None,
         Ok(now) = registered.wait_for(Option::is_some) => *now,
     }?;
+    tokio::select! {
+        biased;
+        () = shared.stop.cancelled() => return None,
+        _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
+        () = has_to_stand(shared, vacancy) => {}
+    }
     // One that did not take the lease is not waited for again.
     let late = leave_to_heir(shared, heir).await;
     shared.observe(|observer| {
@@ -56,16 +67,71 @@ async fn term(
         // Another run of this node stands then.
         _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
         () = heir_is_named(shared, late.as_ref()) => return None,
+        () = others_stand(shared, vacancy) => return step_back(shared),
         acquired = acquire(shared, incarnation) => acquired,
     };
     match acquired {
-        Ok(guard) => reign(shared, guard, late, local).await,
+        Ok(guard) => {
+            *vacancy = Vacancy::new(shared.settings.leader_ttl);
+            reign(shared, guard, late, local).await
+        }
         Err(error) => {
             tracing::error!(node = %shared.node, %error, "this node can't stand for election");
             pause(shared, shared.settings.leader_ttl).await;
             None
         }
     }
+}
+
+/// Waits until this node has to stand: it has a place, or nobody has led for too long.
+async fn has_to_stand(shared: &Shared, vacancy: &mut Vacancy) {
+    standing(shared, vacancy, |has_place, is_long, _| has_place || is_long).await;
+}
+
+/// Waits until this node need not stand any more: another one leads, and it has no place itself.
+async fn others_stand(shared: &Shared, vacancy: &mut Vacancy) {
+    standing(shared, vacancy, |has_place, is_long, is_led| !has_place && !is_long && is_led).await;
+}
+
+/// Waits until things stand so: whether this node has a place, whether nobody has led for too long, and
+/// whether another one leads.
+async fn standing(
+    shared: &Shared,
+    vacancy: &mut Vacancy,
+    wanted: impl Fn(bool, bool, bool) -> bool,
+) {
+    let mut news = shared.news();
+    loop {
+        let now = shared.clock.now();
+        let (has_place, term) = shared.look(|observer| {
+            let other = observer.leader().filter(|leader| leader.node != shared.node);
+            (observer.record().has_place(&shared.node), other.map(|leader| leader.term))
+        });
+        vacancy.see(term, now);
+        if wanted(has_place, vacancy.is_long(now), term.is_some()) {
+            return;
+        }
+        let wake = vacancy.wake(now);
+        let timer = async {
+            match wake {
+                Some(wake) => shared.sleep_until(wake).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            Ok(()) = news.changed() => {}
+            () = timer => {}
+        }
+    }
+}
+
+fn step_back(shared: &Shared) -> Option<NodeId> {
+    shared.observe(|observer| {
+        observer.on_role(Role::Follower);
+        Vec::new()
+    });
+    None
 }
 
 async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard> {

@@ -96,6 +96,9 @@
 //! [`newer_leads_after`](Settings::newer_leads_after) a leader hands over by itself, to a newer version of the
 //! service.
 //!
+//! In a cluster of more than [`Settings::candidates`] nodes only so many stand for election and watch the
+//! registrations. The leader gives the places; all stand where nobody has led for a leader TTL.
+//!
 //! # Partitions
 //!
 //! Where [`Settings::downing`] is chosen, each node decides by a [`downing`] strategy whether its side of a
@@ -103,8 +106,8 @@
 //!
 //! # What is not there yet
 //!
-//! Every node stands for election unless its setting `candidate` is false. A table that is deleted while a
-//! node runs that does not know it waits for that node's end before it is hosted again.
+//! A table that is deleted while a node runs that does not know it waits for that node's end before it is
+//! hosted again.
 
 mod cluster;
 mod commands;

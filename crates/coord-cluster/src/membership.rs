@@ -303,8 +303,41 @@ enum Told {
     Nothing,
 }
 
+/// Keeps the view of all registrations while this node leads or may have to, until its runtime ends. What
+/// was seen before a gap is forgotten: it says nothing of who went meanwhile.
+pub(crate) async fn watch_nodes_as_needed(shared: Arc<Shared>, always: bool) {
+    while !shared.stop.is_cancelled() {
+        watching(&shared, always, true).await;
+        tokio::select! {
+            biased;
+            () = watching(&shared, always, false) => {}
+            () = watch_nodes(Arc::clone(&shared)) => {}
+        }
+        shared.view.send_replace(Arc::default());
+    }
+}
+
+/// Waits until this node has to watch the registrations, or need not any more, or its runtime ends.
+async fn watching(shared: &Shared, always: bool, wanted: bool) {
+    let places = usize::try_from(shared.settings.candidates).unwrap_or(usize::MAX);
+    let (mut news, mut tenure) = (shared.news(), shared.tenure.subscribe());
+    loop {
+        let leads = tenure.borrow_and_update().is_some();
+        let may = || shared.look(|observer| observer.may_have_to_lead(&shared.node, places));
+        if (always || leads || may()) == wanted {
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = shared.stop.cancelled() => return,
+            Ok(()) = news.changed() => {}
+            Ok(()) = tenure.changed() => {}
+        }
+    }
+}
+
 /// Keeps the view of all registrations, until the node's runtime ends.
-pub(crate) async fn watch_nodes(shared: Arc<Shared>) {
+async fn watch_nodes(shared: Arc<Shared>) {
     let mut looks = shared.looks.subscribe();
     // Before the watch begins, so that what it begins with is no older.
     let mut look = *looks.borrow_and_update();

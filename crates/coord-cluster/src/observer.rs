@@ -3,7 +3,6 @@
 //! Every node derives its events from the same watches, the leader too: the leader's lease, the reserved
 //! table `_cluster` and the tables. A node that was away gets the difference.
 
-use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use coord_core::{
 
 use crate::downing::{Posture, Why};
 use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
-use crate::record::{ClusterRecord, Rebalance, TableNote};
+use crate::record::{ClusterRecord, RAN_OUT, Rebalance, TableNote};
 use crate::status::{
     Balance, ClusterState, Gating, HostFault, Leader, Member, Role, Status, TableStatus,
 };
@@ -28,7 +27,10 @@ pub(crate) struct Observer {
     gating: Gating,
     registered: Option<Incarnation>,
     cluster: Option<Arc<ShardMap>>,
+    /// What its annex says: of nodes whose registrations ran out, their entries say it all.
     record: Arc<ClusterRecord>,
+    /// How many members there are of each status.
+    counts: BTreeMap<NodeStatus, usize>,
     /// The tables that this node was started with; none until its map is seen.
     tables: BTreeMap<TableName, Option<Arc<ShardMap>>>,
     state: ClusterState,
@@ -52,6 +54,7 @@ impl Observer {
             registered: None,
             cluster: None,
             record: Arc::default(),
+            counts: BTreeMap::new(),
             tables: tables.into_iter().map(|name| (name, None)).collect(),
             state: ClusterState::Initializing,
             had_nodes: false,
@@ -86,6 +89,14 @@ impl Observer {
     /// The newest map of a table.
     pub(crate) fn map(&self, table: &TableName) -> Option<Arc<ShardMap>> {
         self.tables.get(table)?.clone()
+    }
+
+    /// Whether this node may have to lead, so that it stands for election or at least sees who is registered.
+    /// While nobody has given places, a node of a large cluster does not begin to watch it all.
+    pub(crate) fn may_have_to_lead(&self, me: &NodeId, places: usize) -> bool {
+        let few = || !self.counts.is_empty() && self.counts.values().sum::<usize>() <= places;
+        let everybody = self.record.candidates.is_empty();
+        self.record.has_place(me) && (!everybody || places == 0 || few())
     }
 
     pub(crate) fn leader(&self) -> Option<&Leader> {
@@ -232,7 +243,7 @@ impl Observer {
     ) -> Vec<Event> {
         let cause = cause(&TableName::cluster(), map.as_deref());
         let mut kinds = Vec::new();
-        members_diff(self.cluster.as_deref(), map.as_deref(), &record, &mut kinds);
+        self.members_diff(map.as_deref(), &record, &mut kinds);
         if !Arc::ptr_eq(&self.record, &record) {
             record_diff(&self.record, &record, &mut kinds);
         }
@@ -259,11 +270,45 @@ impl Observer {
         events
     }
 
+    /// What the next version says of the members. A node that is the same in the same slot tells nothing.
+    fn members_diff(
+        &mut self,
+        map: Option<&ShardMap>,
+        record: &ClusterRecord,
+        out: &mut Vec<EventKind>,
+    ) {
+        let cluster = self.cluster.as_deref();
+        let slots = |map: Option<&ShardMap>| map.map_or(0, |map| map.nodes().len());
+        // One whose slot changed is in both.
+        let (mut old, mut new) = (BTreeMap::new(), BTreeMap::new());
+        for at in 0..slots(cluster).max(slots(map)) {
+            let (was, is) = (in_slot(cluster, at), in_slot(map, at));
+            if was != is {
+                old.extend(was.map(|node| (&node.id, node)));
+                new.extend(is.map(|node| (&node.id, node)));
+            }
+        }
+        for (id, node) in &new {
+            *self.counts.entry(node.status).or_default() += 1;
+            member_diff(old.get(id).copied(), node, record, out);
+        }
+        for (id, node) in old {
+            if let Some(count) = self.counts.get_mut(&node.status) {
+                *count -= 1;
+            }
+            if !new.contains_key(id) && node.status != NodeStatus::Discovered {
+                let (node, incarnation) = (id.clone(), node.incarnation);
+                out.push(EventKind::NodeLeft { node, incarnation });
+            }
+        }
+        self.counts.retain(|_, count| *count > 0);
+    }
+
     /// Finds the state of the cluster as a whole anew.
     fn refresh(&mut self, cause: &Cause) -> Vec<Event> {
-        let active = self.members().filter(|node| node.status == NodeStatus::Active).count();
+        let active = self.count(NodeStatus::Active);
         let state = match active {
-            0 if self.had_nodes || self.members().next().is_some() => ClusterState::NoNodes,
+            0 if self.had_nodes || !self.counts.is_empty() => ClusterState::NoNodes,
             0 => ClusterState::Initializing,
             1 => ClusterState::SingleNode,
             _ => ClusterState::MultiNode(self.balance()),
@@ -279,6 +324,10 @@ impl Observer {
             }
         }
         events
+    }
+
+    fn count(&self, status: NodeStatus) -> usize {
+        self.counts.get(&status).copied().unwrap_or_default()
     }
 
     fn members(&self) -> impl Iterator<Item = &NodeEntry> {
@@ -312,25 +361,38 @@ impl Observer {
         if self.orphans(name, map) > 0 || !map.motions().is_empty() || unfinished() {
             return true;
         }
-        let same = |a: &NodeEntry, b: &NodeEntry| a.id == b.id && a.incarnation == b.incarnation;
-        // Most nodes are in the same slot of both maps.
-        let named = Finder::new(map);
-        let left_out = cluster.nodes().iter().enumerate().any(|(at, member)| {
-            let Some(member) = member else { return false };
-            member.status == NodeStatus::Active
-                && !named.find(at, &member.id).is_some_and(|node| same(node, member))
-        });
-        let members = Finder::new(cluster);
-        let misplaced = || {
-            (0_u16..).zip(map.nodes()).any(|(at, node)| {
-                let Some(node) = node else { return false };
-                let fits = members.find(at.into(), &node.id).is_some_and(|member| {
-                    same(member, node) && member.status == NodeStatus::Active
-                });
-                !fits && map.count(Slot::new(at)) > 0
-            })
+        let fits = |member: &NodeEntry, node: &NodeEntry| {
+            member.incarnation == node.incarnation && member.status == NodeStatus::Active
         };
-        left_out || misplaced()
+        let hosts = |at: usize| {
+            let slot = u16::try_from(at).map_or(Slot::NOBODY, Slot::new);
+            map.count(slot) > 0
+        };
+        // Most nodes are in the same slot of both maps; the others are found by their names.
+        let (mut members, mut nodes) = (HashMap::new(), Vec::new());
+        let slots = cluster.nodes().len().max(map.nodes().len());
+        for at in 0..slots {
+            match (in_slot(Some(cluster), at), in_slot(Some(map), at)) {
+                (Some(member), Some(node)) if member.id == node.id => {
+                    let left_out = member.status == NodeStatus::Active;
+                    if !fits(member, node) && (left_out || hosts(at)) {
+                        return true;
+                    }
+                }
+                (member, node) => {
+                    members.extend(member.map(|member| (&member.id, member)));
+                    nodes.extend(node.map(|node| (node, hosts(at))));
+                }
+            }
+        }
+        for (node, hosts) in nodes {
+            let member = members.remove(&node.id);
+            let left_out = member.is_some_and(|member| member.status == NodeStatus::Active);
+            if !member.is_some_and(|member| fits(member, node)) && (left_out || hosts) {
+                return true;
+            }
+        }
+        members.values().any(|member| member.status == NodeStatus::Active)
     }
 
     /// Whether a node owns a shard, or has still to stop one, in any table that this node knows.
@@ -345,12 +407,11 @@ impl Observer {
 
     /// What the gauges show of this node.
     pub(crate) fn gauges(&self, me: &NodeId) -> Gauges {
-        let with = |wanted: NodeStatus| self.members().filter(|node| node.status == wanted).count();
         let maps = || self.tables.values().flatten();
         let mine = |map: &Arc<ShardMap>| map.slot_of(me).map_or(0, |slot| map.count(slot));
         Gauges {
             nodes: [NodeStatus::Active, NodeStatus::Draining, NodeStatus::Failed]
-                .map(|status| (status, with(status))),
+                .map(|status| (status, self.count(status))),
             mine: maps().map(mine).sum(),
             orphans: self
                 .tables
@@ -447,65 +508,14 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
+/// The node with this index in a map's node table.
+fn in_slot(map: Option<&ShardMap>, at: usize) -> Option<&NodeEntry> {
+    map?.nodes().get(at)?.as_ref()
+}
+
 fn cause(table: &TableName, map: Option<&ShardMap>) -> Cause {
     let version = map.map_or(Version::ZERO, ShardMap::version);
     Cause::Version { table: table.clone(), version }
-}
-
-/// Finds nodes of a map by where they probably are, and else by their names.
-struct Finder<'a> {
-    nodes: &'a [Option<NodeEntry>],
-    by_id: LazyCell<ById<'a>, Box<dyn FnOnce() -> ById<'a> + 'a>>,
-}
-
-type ById<'a> = HashMap<&'a NodeId, &'a NodeEntry>;
-
-impl<'a> Finder<'a> {
-    fn new(map: &'a ShardMap) -> Self {
-        let nodes = map.nodes();
-        let by_id = move || nodes.iter().flatten().map(|node| (&node.id, node)).collect();
-        Self { nodes, by_id: LazyCell::new(Box::new(by_id)) }
-    }
-
-    fn find(&self, at: usize, id: &NodeId) -> Option<&'a NodeEntry> {
-        match self.nodes.get(at) {
-            Some(Some(node)) if node.id == *id => Some(node),
-            _ => self.by_id.get(id).copied(),
-        }
-    }
-}
-
-/// The entries of `map` that are not the same in the same slot of `other`, by name.
-fn others<'a>(
-    map: Option<&'a ShardMap>,
-    other: Option<&ShardMap>,
-) -> BTreeMap<&'a NodeId, &'a NodeEntry> {
-    let (nodes, others) = (map.map_or(&[][..], ShardMap::nodes), other.map(ShardMap::nodes));
-    let others = others.unwrap_or_default();
-    let differs = |(at, node): (usize, &'a Option<NodeEntry>)| {
-        let node = node.as_ref()?;
-        (others.get(at).and_then(Option::as_ref) != Some(node)).then_some((&node.id, node))
-    };
-    nodes.iter().enumerate().filter_map(differs).collect()
-}
-
-fn members_diff(
-    old: Option<&ShardMap>,
-    new: Option<&ShardMap>,
-    record: &ClusterRecord,
-    out: &mut Vec<EventKind>,
-) {
-    // A node that is the same in the same slot tells nothing; one whose slot changed is in both.
-    let (old, new) = (others(old, new), others(new, old));
-    for (id, node) in &new {
-        member_diff(old.get(id).copied(), node, record, out);
-    }
-    for (id, node) in old {
-        if !new.contains_key(id) && node.status != NodeStatus::Discovered {
-            let (node, incarnation) = (id.clone(), node.incarnation);
-            out.push(EventKind::NodeLeft { node, incarnation });
-        }
-    }
 }
 
 fn member_diff(
@@ -520,7 +530,7 @@ fn member_diff(
     match new.status {
         NodeStatus::Failed if hosted => {
             let failure = record.nodes.get(&node).and_then(|note| note.failed.as_ref());
-            let why = failure.map_or_else(String::new, |failure| failure.why.clone());
+            let why = failure.map_or(RAN_OUT, |failure| &failure.why).to_owned();
             out.push(EventKind::NodeFailed { node, incarnation, why });
         }
         status if status.may_host() => {

@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use coord_core::{Error, Incarnation, NodeId, Result, ShardId, TableName, TableUid, Ttl, Version};
+use coord_core::{
+    Error, Incarnation, NodeEntry, NodeId, NodeStatus, Result, ShardId, ShardMap, TableName,
+    TableUid, Ttl, Version,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::handoff::Handoff;
@@ -36,6 +39,9 @@ pub(crate) struct ClusterRecord {
     /// Who is to lead next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heir: Option<NodeId>,
+    /// Who stands for election; nobody where everybody may.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) candidates: BTreeSet<NodeId>,
     /// Shards that have been in motion for longer than the handoff timeout, the first of each table.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) stuck: BTreeMap<TableName, BTreeSet<ShardId>>,
@@ -163,7 +169,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// Why most nodes fail.
-const RAN_OUT: &str = "its registration ran out";
+pub(crate) const RAN_OUT: &str = "its registration ran out";
 
 impl Failure {
     /// This run's registration ran out.
@@ -189,6 +195,7 @@ impl Default for ClusterRecord {
             pins: BTreeMap::new(),
             failures: BTreeMap::new(),
             heir: None,
+            candidates: BTreeSet::new(),
             stuck: BTreeMap::new(),
             parked: BTreeMap::new(),
             lives: BTreeMap::new(),
@@ -208,9 +215,65 @@ impl ClusterRecord {
         Ok(record)
     }
 
+    /// Reads the annex of a version of `_cluster`, and from its nodes what the annex leaves out.
+    pub(crate) fn read_beside(map: &ShardMap) -> Result<Self> {
+        let mut record = Self::read(map.annex())?;
+        let failed = map.nodes().iter().flatten().filter(|node| node.status == NodeStatus::Failed);
+        for NodeEntry { id, incarnation, .. } in failed {
+            record.note(id, |note| {
+                note.failed.get_or_insert_with(|| Failure::ran_out(*incarnation));
+            });
+        }
+        Ok(record)
+    }
+
+    /// What [`read_beside`](Self::read_beside) finds among these nodes again is left out: a zone of a
+    /// thousand nodes may fail, and everybody reads each version.
+    pub(crate) fn write_beside<'a>(
+        &self,
+        mut listed: impl FnMut(&NodeId) -> Option<&'a NodeEntry>,
+    ) -> Result<Bytes> {
+        let mut record = self.clone();
+        record.nodes.retain(|node, note| {
+            let entry = listed(node).filter(|entry| entry.status == NodeStatus::Failed);
+            let ran_out = |entry: &NodeEntry| {
+                let failed = Some(Failure::ran_out(entry.incarnation));
+                *note == NodeNote { failed, ..NodeNote::default() }
+            };
+            !entry.is_some_and(ran_out)
+        });
+        record.write()
+    }
+
     pub(crate) fn write(&self) -> Result<Bytes> {
         let format = if self.parked.is_empty() { FORMAT_PLAIN } else { FORMAT };
         write("write cluster record", &Self { format, ..self.clone() })
+    }
+
+    /// Whether both say the same but for nodes that left or whose registrations ran out: that a node is gone
+    /// follows from what everybody sees of it, and all else only from here.
+    pub(crate) fn says_what(&self, other: &Self) -> bool {
+        let rest = |record: &Self| Self { nodes: BTreeMap::new(), ..record.clone() };
+        let note = |note: &NodeNote| NodeNote {
+            failed: note
+                .failed
+                .clone()
+                .filter(|failed| *failed != Failure::ran_out(failed.incarnation)),
+            leaving: None,
+            forced: false,
+            ..note.clone()
+        };
+        let notes = |record: &Self| {
+            let notes = record.nodes.iter().map(|(node, said)| (node.clone(), note(said)));
+            notes.filter(|(_, note)| !note.is_empty()).collect::<BTreeMap<_, _>>()
+        };
+        rest(self) == rest(other) && notes(self) == notes(other)
+    }
+
+    /// Whether this node has a place among those who stand for election, or is to lead next.
+    pub(crate) fn has_place(&self, node: &NodeId) -> bool {
+        let everybody = self.candidates.is_empty();
+        everybody || self.candidates.contains(node) || self.heir.as_ref() == Some(node)
     }
 
     /// Whether this run of a node was downed.

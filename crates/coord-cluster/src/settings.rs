@@ -97,8 +97,12 @@ pub struct Settings {
     /// Whether the process ends where a shard still runs after the deadline of its registration although
     /// it was aborted; false. For work that can neither be aborted nor looks at its fence.
     pub exit_at_deadline: bool,
-    /// Whether this node stands for election; true.
+    /// Whether this node stands for election, if it has a place; true.
     pub candidate: bool,
+    /// How many nodes stand for election and watch the registrations in a cluster of more, at least 3, and 0 for
+    /// all; 5. The leader gives the places, in different zones as far as possible, and a node that goes is
+    /// replaced. Where nobody has led for a leader TTL, all stand.
+    pub candidates: u32,
     /// A leader hands over to a candidate of the newest version, if that is newer than its own, once it has
     /// been active for this long; never where it is unset. So a rolling update changes leaders once. Versions
     /// ([`NodeInfo::version`](coord_core::NodeInfo::version)) compare by their numbers, `1.9` before `1.10`
@@ -144,6 +148,7 @@ impl Default for Settings {
             stop_budget: None,
             exit_at_deadline: false,
             candidate: true,
+            candidates: 5,
             newer_leads_after: None,
             event_buffer: 1024,
             downing: None,
@@ -324,6 +329,11 @@ impl Settings {
             let ttl = self.leader_ttl;
             must(after >= ttl, format!("newer_leads_after {after:?} is below leader_ttl {ttl:?}"));
         }
+        let candidates = self.candidates;
+        must(
+            candidates == 0 || candidates >= 3,
+            format!("candidates is {candidates}; it is at least 3, or 0 for all"),
+        );
         must(
             self.leader_retry < self.leader_ttl,
             format!(

@@ -38,7 +38,7 @@ pub struct Scale {
     pub shards: ShardCount,
     /// How many zones the nodes are spread over, at least 3; the last is lost, the one before it stops.
     pub zones: u32,
-    /// How many nodes stand for election. They are in the first zones.
+    /// How many nodes stand for election.
     pub candidates: u32,
     /// How many nodes are restarted.
     pub restarts: u32,
@@ -46,6 +46,35 @@ pub struct Scale {
     pub at_once: u32,
     /// How long nothing happens.
     pub idle: Duration,
+    /// What happens once all have started, in this order.
+    pub then: Vec<Then>,
+}
+
+/// What happens to a cluster that has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Then {
+    /// Nothing.
+    Idle,
+    /// Every node of the last zone dies at once. Each is missed when its own registration has run out.
+    ZoneLost,
+    /// Every node of the last zone but one ends at once, and says so.
+    ZoneStopped,
+    /// Some nodes leave in good order and come back, some at once.
+    Restart,
+}
+
+impl Then {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Idle, Self::ZoneLost, Self::ZoneStopped, Self::Restart];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::ZoneLost => "zone lost",
+            Self::ZoneStopped => "zone stopped",
+            Self::Restart => "restart",
+        }
+    }
 }
 
 impl Scale {
@@ -54,7 +83,8 @@ impl Scale {
     pub fn new(nodes: u32, shards: ShardCount) -> Self {
         let (restarts, at_once) = ((nodes / 100).max(1), (nodes / 1000).max(1));
         let idle = Duration::from_secs(600);
-        Self { nodes, shards, zones: 10, candidates: 5, restarts, at_once, idle }
+        let then = Then::ALL.to_vec();
+        Self { nodes, shards, zones: 10, candidates: 5, restarts, at_once, idle, then }
     }
 }
 
@@ -101,7 +131,7 @@ pub fn resident() -> u64 {
     kib.unwrap_or_default() * 1024
 }
 
-/// Runs all phases; each is told as soon as it is over. It wants a runtime of one thread on paused time.
+/// Starts all nodes, and does what is to happen then; each phase is told as soon as it is over. It wants a runtime of one thread on paused time.
 ///
 /// # Errors
 /// As a node's start, and `Internal` where the cluster does not settle or its nodes do not agree.
@@ -115,18 +145,19 @@ pub async fn run(scale: &Scale, mut tell: impl FnMut(&Phase)) -> Result<Vec<Phas
     world.begin();
     world.start_all().await?;
     over(world.end("start", 0)?);
-    world.begin();
-    tokio::time::sleep(scale.idle).await;
-    over(world.end("idle", 0)?);
-    world.begin();
-    let fewest = world.lose_zone().await?;
-    over(world.end("zone lost", fewest)?);
-    world.begin();
-    let fewest = world.stop_zone().await?;
-    over(world.end("zone stopped", fewest)?);
-    world.begin();
-    let fewest = world.restart().await?;
-    over(world.end("restart", fewest)?);
+    for then in &scale.then {
+        world.begin();
+        let fewest = match then {
+            Then::Idle => {
+                tokio::time::sleep(scale.idle).await;
+                0
+            }
+            Then::ZoneLost => world.lose_zone().await?,
+            Then::ZoneStopped => world.stop_zone().await?,
+            Then::Restart => world.restart().await?,
+        };
+        over(world.end(then.as_str(), fewest)?);
+    }
     Ok(phases)
 }
 
@@ -176,7 +207,7 @@ impl<'a> World<'a> {
         let zone = Label::new(format!("zone-{}", self.zone(node)))?;
         let mut settings = Settings::default();
         settings.min_members = self.scale.nodes;
-        settings.candidate = node < self.scale.candidates;
+        settings.candidates = self.scale.candidates;
         Cluster::builder(&self.meter, NodeInfo::new(id, address).with_zone(zone))
             .settings(settings)
             .table(self.table.clone(), TableHeader::new(self.scale.shards))
@@ -228,7 +259,6 @@ impl<'a> World<'a> {
         map.ok_or_else(|| wrong("no map"))
     }
 
-    /// Every node of the last zone dies at once. Each is missed when its own registration has run out.
     async fn lose_zone(&mut self) -> Result<u64> {
         let (fewest, lost) = self.take_zone(self.scale.zones - 1)?;
         lost.iter().for_each(Cluster::abandon);
@@ -236,7 +266,6 @@ impl<'a> World<'a> {
         Ok(fewest)
     }
 
-    /// Every node of the last zone but one ends at once, and says so.
     async fn stop_zone(&mut self) -> Result<u64> {
         let (fewest, stopped) = self.take_zone(self.scale.zones - 2)?;
         for ended in join_all(stopped.iter().map(Cluster::shutdown)).await {
@@ -261,12 +290,12 @@ impl<'a> World<'a> {
         Ok((orphans, lost))
     }
 
-    /// Some nodes leave in good order and come back, some at once.
     async fn restart(&mut self) -> Result<u64> {
         let mut fewest = 0;
         let chosen: Vec<u32> = {
-            // The candidates stay: what a new leader costs is another matter.
-            let nodes = self.nodes.keys().copied().filter(|node| *node >= self.scale.candidates);
+            // The leader stays: what a new one costs is another matter.
+            let nodes = self.nodes.iter().filter(|(_, node)| !node.is_leader());
+            let nodes = nodes.map(|(node, _)| *node);
             nodes.take(usize::try_from(self.scale.restarts).unwrap_or(usize::MAX)).collect()
         };
         for wave in chosen.chunks(usize::try_from(self.scale.at_once).unwrap_or(1).max(1)) {

@@ -116,6 +116,7 @@ fn settings(random: &mut StdRng) -> Settings {
     settings.remove_after = Duration::from_secs(8);
     settings.rebalance_check = Duration::from_secs(2);
     settings.handoff_timeout = Duration::from_secs(3);
+    settings.candidates = 3;
     settings.min_members = random.random_range(1..=2);
     settings
 }

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Fence, Incarnation, Moment, NodeEntry, NodeId, Revision, ShardId, ShardMap, Slot, TableHeader,
-    TableName, Version,
+    Fence, Incarnation, Moment, NodeEntry, NodeId, NodeInfo, Revision, ShardId, ShardMap, Slot,
+    TableHeader, TableName, Version,
 };
 use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
 
+use super::candidacy::{self, Applicant};
 use super::judge::{self, Note, Write};
 use super::lives;
 use super::loads::{Figures, Loads};
@@ -42,6 +43,10 @@ const ANSWER_TRIES_MAX: u8 = 4;
 const MOTIONS_SHARE: u32 = 10;
 /// The most stuck shards of a table that are named.
 const STUCK_MAX: usize = 256;
+/// Below this many members everybody is told of each change of them at once.
+const GATHER_MEMBERS_MIN: usize = 256;
+/// How many watchers a second are told of the members in larger clusters.
+const TOLD_PER_SECOND: u32 = 10_000;
 /// The first pause after a failure; it doubles.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 
@@ -77,7 +82,13 @@ pub(crate) struct Rules {
     pub(crate) handoff_timeout: Duration,
     pub(crate) motions_max: Option<u32>,
     pub(crate) newer_leads_after: Option<Duration>,
+    /// How many places there are for those who stand for election; 0 where everybody may.
+    pub(crate) places: usize,
     pub(crate) judging: Judging,
+    /// From this many members on, changes of them are gathered, for everybody hears of each version.
+    pub(crate) gather_from: usize,
+    /// How many watchers a second are told of the members then.
+    pub(crate) told_per_second: u32,
 }
 
 impl Rules {
@@ -95,8 +106,18 @@ impl Rules {
             handoff_timeout: settings.handoff_timeout,
             motions_max: settings.motions_max,
             newer_leads_after: settings.newer_leads_after,
+            places: usize::try_from(settings.candidates).unwrap_or(usize::MAX),
             judging,
+            gather_from: GATHER_MEMBERS_MIN,
+            told_per_second: TOLD_PER_SECOND,
         }
+    }
+
+    /// How long after a version with other members the next one may be put off: a second with 10,000 of them
+    /// who watch.
+    fn gathers_for(&self, members: usize) -> Option<Duration> {
+        let many = u32::try_from(members).ok().filter(|_| members >= self.gather_from)?;
+        Some(Duration::from_secs(1) * many / self.told_per_second.max(1))
     }
 }
 
@@ -222,6 +243,8 @@ pub(crate) struct Machine {
     cluster_stale: bool,
     /// What is to be remembered; it may be ahead of what `_cluster` holds.
     record: ClusterRecord,
+    /// What `_cluster` holds of it.
+    told: ClusterRecord,
     timers: Timers,
     roster: Roster,
     /// The roster that placement has followed; none at the beginning of the term.
@@ -242,6 +265,8 @@ pub(crate) struct Machine {
     /// How often the answer in progress was sent before.
     answer_tries: u8,
     doing: Option<Step>,
+    /// When `_cluster` was written with other members, and until when they may stay so.
+    gathers: Option<(Moment, Moment)>,
     /// Not before this moment, after the store failed.
     pause_until: Option<Moment>,
     failures: u32,
@@ -352,6 +377,7 @@ impl Machine {
             cluster: None,
             cluster_stale: false,
             record: ClusterRecord::default(),
+            told: ClusterRecord::default(),
             timers: Timers::default(),
             roster: Roster::default(),
             placed: None,
@@ -365,6 +391,7 @@ impl Machine {
             answers: VecDeque::new(),
             answer_tries: 0,
             doing: None,
+            gathers: None,
             pause_until: None,
             failures: 0,
             open: true,
@@ -561,7 +588,7 @@ impl Machine {
                 || tables.values().filter_map(|table| table.map.as_ref()).any(|map| {
                     map.slot_of(node).is_some_and(|slot| {
                         let mut motions = map.motions().values().flatten();
-                        map.raw_owners().contains(&slot.get())
+                        map.count(slot) > 0
                             || motions.any(|motion| Slot::from(motion.other) == slot)
                     })
                 })
@@ -584,23 +611,32 @@ impl Machine {
             });
             return Err(Step::Evict(again.unwrap_or(suspect)));
         }
-        let replaced = self.replaced(&roster, now);
-        self.roster = roster;
-        self.record = record;
-        for (node, run, counts_from) in crashed {
-            self.on_crash(poisoning::fall(&self.rules, &self.view, &node, run, counts_from), now);
+        let gathers_until = self.gathers_until(&record, now);
+        if gathers_until.is_none() {
+            let fall = |(node, run, counts_from): &(NodeId, Incarnation, Moment)| {
+                poisoning::fall(&self.rules, &self.view, node, *run, *counts_from)
+            };
+            let mut falls: Vec<Fall> = crashed.iter().map(fall).collect();
+            falls.extend(self.replaced(&roster, now));
+            self.roster = roster;
+            self.record = record;
+            self.record.candidates = self.candidates();
+            self.on_crashes(&falls, now);
         }
-        for fall in replaced {
-            self.on_crash(fall, now);
-        }
-        let wake = wake.into_iter().chain(self.take_poison(now)).min();
+        let wake = wake.into_iter().chain(gathers_until).chain(self.take_poison(now)).min();
         self.take_lives(cluster, now);
-        match self.cluster_map(cluster) {
-            Ok(None) => {}
-            Ok(Some(map)) => {
-                return Err(Step::Publish(TableName::cluster(), cluster.version(), Arc::new(map)));
+        if gathers_until.is_none() {
+            match self.cluster_map(cluster) {
+                Ok(None) => {}
+                Ok(Some(map)) => {
+                    let (name, version) = (TableName::cluster(), cluster.version());
+                    return Err(Step::Publish(name, version, Arc::new(map)));
+                }
+                Err(error) => tracing::debug!(%error, "the members can't be written down"),
             }
-            Err(error) => tracing::debug!(%error, "the members can't be written down"),
+        } else if !self.record.says_what(&self.told) {
+            // What can't wait takes the members along.
+            return self.take_roster(cluster, now);
         }
         let (reason, label) = match &self.placed {
             None => (Some(format!("term {} began", self.fence.term)), BY_TERM),
@@ -611,6 +647,21 @@ impl Machine {
             self.trigger(&reason, label, now);
         }
         Ok(wake)
+    }
+
+    /// Until when the members stay as `_cluster` shows them, so that more changes go into its next version;
+    /// none if what was found counts now. Meanwhile all goes on as if it had not been seen yet. Nothing is put off
+    /// that others have to wait for: neither a verdict nor a command, a suspension or a run that may go on.
+    /// A rebalance that comes due ends it, so as to go by the newest members.
+    fn gathers_until(&self, record: &ClusterRecord, now: Moment) -> Option<Moment> {
+        let (told, until) = self.gathers?;
+        let idle = self.current.is_none() && self.queue.is_empty() && self.verdicts.is_empty();
+        let dues = self.tables.values().filter_map(|table| Some(table.due.as_ref()?.at));
+        // One that was due when everybody was told goes by that: else it would never come to its end.
+        let due = dues.filter(|at| self.open && *at > told).min();
+        let until = due.map_or(until, |due| until.min(due));
+        let waits = idle && self.placed.is_some() && until > now;
+        (waits && record.says_what(&self.told)).then_some(until)
     }
 
     /// Finds the tables that are in another life than before, and who has still to stop the earlier one.
@@ -667,9 +718,9 @@ impl Machine {
         roster.0.iter().filter_map(fall).collect()
     }
 
-    /// A run ended that nobody asked to. Where so many vanish that the brake holds, none of it is evidence.
-    fn on_crash(&mut self, fall: Fall, now: Moment) {
-        let Some(poison) = &mut self.poison else { return };
+    /// Runs ended that nobody asked to. Where so many vanish that the brake holds, none of it is evidence.
+    fn on_crashes(&mut self, falls: &[Fall], now: Moment) {
+        let Some(poison) = self.poison.as_mut().filter(|_| !falls.is_empty()) else { return };
         if self.record.nodes.values().any(|note| note.suspended.is_some()) {
             return;
         }
@@ -677,7 +728,7 @@ impl Machine {
             let (map, handoff) = (table.map.as_ref()?, table.spec.handoff);
             Some(Hosted { name, map, seen: &table.seen, handoff })
         });
-        poison.on_crash(&fall, &hosted.collect::<Vec<_>>(), now);
+        poison.on_crashes(falls, &hosted.collect::<Vec<_>>(), now);
     }
 
     /// Gives shards another try that have been parked for long, and writes down what is; tells when the
@@ -761,19 +812,27 @@ impl Machine {
         wake
     }
 
+    /// Who has a place among those who stand for election.
+    fn candidates(&self) -> BTreeSet<NodeId> {
+        let applicants = willing(&self.roster, &self.view).map(|(seat, seen)| Applicant {
+            node: &seen.id,
+            zone: seen.zone.as_ref(),
+            since: seat.entry.since,
+        });
+        let applicants: Vec<_> = applicants.collect();
+        let places = if self.roster.0.len() > self.rules.places { self.rules.places } else { 0 };
+        candidacy::give(places, &self.me, &self.record.candidates, &applicants)
+    }
+
     /// Begins to hand over to a node of a newer version, where that is wanted; tells when it may be.
     fn take_succession(&mut self, now: Moment) -> Option<Moment> {
         let succession = self.succession.as_mut()?;
-        let seats = self.roster.0.iter().filter(|(_, seat)| seat.may_lead());
-        let seen = seats.filter_map(|(node, _)| match self.view.presence(node)? {
-            Presence::Present(record) if record.info.candidate => Some(Candidate {
-                node,
-                incarnation: record.info.incarnation,
-                version: record.info.version.as_ref(),
-            }),
-            _ => None,
+        let candidates = willing(&self.roster, &self.view).map(|(_, seen)| Candidate {
+            node: &seen.id,
+            incarnation: seen.incarnation,
+            version: seen.version.as_ref(),
         });
-        let candidates: Vec<_> = seen.collect();
+        let candidates: Vec<_> = candidates.collect();
         match succession.decide(&self.me, &candidates, now) {
             Ok(to) => {
                 tracing::info!(%to, "leadership goes to a node of a newer version");
@@ -795,7 +854,8 @@ impl Machine {
                 edit.remove_node(&node.id)?;
             }
         }
-        edit.set_annex(self.record.write()?)?;
+        let listed = |node: &NodeId| self.roster.seat(node).map(|seat| &seat.entry);
+        edit.set_annex(self.record.write_beside(listed)?)?;
         Ok(edit.finish(self.fence.clone()))
     }
 
@@ -814,7 +874,8 @@ impl Machine {
         (table.followed, table.figures) = (false, None);
         // A retry after a failure may be far away, and what failed may go well now.
         let retries = std::mem::take(&mut table.failures) > 0;
-        let due = table.due.take().filter(|due| due.at > now);
+        // What changes all the time does not put off for ever what is due.
+        let due = table.due.take().filter(|due| due.at > now || due.label == label);
         let (cap, reason) = match due {
             Some(due) if !retries => (due.cap, join(&due.reason, reason)),
             Some(due) => (now.plus(delay * BURST), join(&due.reason, reason)),
@@ -1333,8 +1394,9 @@ impl Machine {
             self.cluster = None;
             return;
         };
-        match ClusterRecord::read(map.annex()) {
+        match ClusterRecord::read_beside(&map) {
             Ok(mut record) => {
+                self.told.clone_from(&record);
                 // Whoever leads now, the succession is settled, unless this node was only faster than
                 // the one that is to lead, and has not seen so before.
                 let heir = record.heir.take().filter(|heir| {
@@ -1373,6 +1435,12 @@ impl Machine {
         let Step::Publish(name, _, map) = step else { return };
         let version = map.version();
         let Some(table) = self.tables.get_mut(&name) else {
+            let others = self.cluster.as_ref().is_none_or(|old| old.nodes() != map.nodes());
+            if others {
+                let members = map.nodes().iter().flatten().count();
+                self.gathers = self.rules.gathers_for(members).map(|pause| (now, now.plus(pause)));
+            }
+            self.told.clone_from(&self.record);
             self.cluster = Some(map);
             if ordered {
                 self.write_done(Some((name, version, 0)));
@@ -1437,7 +1505,7 @@ impl Machine {
                 if let Some(Presence::Absent { counts_from, .. }) = self.view.presence(&node) {
                     let (rules, from) = (&self.rules, *counts_from);
                     let fall = poisoning::fall(rules, &self.view, &node, incarnation, from);
-                    self.on_crash(fall, now);
+                    self.on_crashes(&[fall], now);
                 }
                 let failure = Failure::ran_out(incarnation);
                 self.record.note(&node, |note| note.failed = Some(failure));
@@ -1480,6 +1548,18 @@ enum Front {
     Refused(Refusal),
     /// There is no write left.
     Empty,
+}
+
+/// The nodes that leadership may be handed to, with what they say of themselves.
+fn willing<'a>(
+    roster: &'a Roster,
+    view: &'a View,
+) -> impl Iterator<Item = (&'a Seat, &'a NodeInfo)> {
+    let seats = roster.0.iter().filter(|(_, seat)| seat.may_lead());
+    seats.filter_map(|(node, seat)| match view.presence(node)? {
+        Presence::Present(record) if record.info.candidate => Some((seat, &record.info)),
+        _ => None,
+    })
 }
 
 /// The header of the reserved table, which has no shards to speak of.

@@ -79,9 +79,15 @@ impl Hosted<'_> {
             let epoch = owns.then(|| Version::new(self.map.epoch(shard).get()));
             starts.map(|motion| motion.since).chain(epoch).max()
         };
-        let shards = self.map.header().shards.shards();
+        let replicas = usize::from(self.map.header().replicas.get());
+        // It has few of very many places, so that what is not its own is only passed over.
+        let places = self.map.raw_owners().iter().enumerate();
+        let owned = places.filter(|(_, owner)| **owner == slot.get()).map(|(at, _)| at / replicas);
+        let owned = owned.map(|shard| ShardId::new(u32::try_from(shard).unwrap_or(u32::MAX)));
+        let shards: BTreeSet<ShardId> = owned.chain(self.map.motions().keys().copied()).collect();
         let since = |shard| Some((shard, self.seen.at(given(shard)?)?));
         shards
+            .into_iter()
             .filter_map(since)
             .map(|(shard, at)| (TableShard::new(self.name.clone(), shard), at))
             .collect()
@@ -148,10 +154,15 @@ impl Poisoning {
         Some(Self { poison, parked, suspicions })
     }
 
-    /// A run ended that nobody asked to.
-    pub(super) fn on_crash(&mut self, fall: &Fall, hosted: &[Hosted<'_>], now: Moment) {
-        let shards = hosted.iter().flat_map(|table| table.shards(&fall.node, fall.incarnation));
-        for news in self.poison.on_crash(fall, shards, now) {
+    /// Runs ended that nobody asked to.
+    pub(super) fn on_crashes(&mut self, falls: &[Fall], hosted: &[Hosted<'_>], now: Moment) {
+        let shards = |fall: &Fall| {
+            let (node, run) = (fall.node.clone(), fall.incarnation);
+            hosted.iter().flat_map(move |table| table.shards(&node, run))
+        };
+        let news: Vec<_> =
+            falls.iter().flat_map(|fall| self.poison.on_crash(fall, shards(fall), now)).collect();
+        for news in news {
             match news {
                 PoisonNews::Parked { shard, crashes } => {
                     let nodes: Vec<_> = crashes.iter().map(|crash| crash.node.as_str()).collect();

@@ -44,10 +44,13 @@ fn specs() -> BTreeMap<TableName, Spec> {
 }
 
 fn machine(term: u64, now: Moment) -> Machine {
+    machine_with(term, Rules::new(&Settings::fast(), JUDGING), now)
+}
+
+fn machine_with(term: u64, rules: Rules, now: Moment) -> Machine {
     let attempt = AttemptId::from_u128(u128::from(term));
     let origin = Origin::new("memory:1/c");
     let fence = Fence::new(LeaseName::leader(), Term::from_u64(term), attempt, origin);
-    let rules = Rules::new(&Settings::fast(), JUDGING);
     Machine::new(id("n1"), fence, rules, &specs(), now)
 }
 
@@ -112,7 +115,11 @@ impl Desk {
     }
 
     fn elect(&mut self, term: u64) {
-        self.machine = machine(term, self.now);
+        self.elect_with(machine(term, self.now));
+    }
+
+    fn elect_with(&mut self, machine: Machine) {
+        self.machine = machine;
         self.machine.on_view(Arc::new(self.view.clone()));
     }
 
@@ -245,7 +252,7 @@ impl Desk {
 
     fn record(&self) -> ClusterRecord {
         let cluster = self.stored.get(&TableName::cluster()).expect("claimed");
-        ClusterRecord::read(cluster.annex()).expect("reads")
+        ClusterRecord::read_beside(cluster).expect("reads")
     }
 
     fn failure(&self, name: &str) -> Option<Failure> {
@@ -1006,4 +1013,127 @@ fn a_deleted_table_begins_its_next_life_under_another_term() {
         }
     }
     panic!("it never notices");
+}
+
+/// A leader that gathers changes of the members for 3 s where there are three of them, and for 4 s where there are
+/// four.
+fn gathering() -> Desk {
+    let mut desk = Desk::new();
+    let mut rules = Rules::new(&Settings::fast(), JUDGING);
+    (rules.gather_from, rules.told_per_second) = (3, 1);
+    desk.elect_with(machine_with(2, rules, desk.now));
+    desk.pass(Duration::from_secs(10));
+    desk
+}
+
+fn members_version(desk: &Desk) -> u64 {
+    desk.stored.get(&TableName::cluster()).expect("claimed").version().get()
+}
+
+fn status(desk: &Desk, name: &str) -> Option<NodeStatus> {
+    let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
+    Some(cluster.node(cluster.slot_of(&id(name))?)?.status)
+}
+
+fn expire(desk: &mut Desk, name: &str) {
+    desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+    desk.registered.remove(&id(name));
+}
+
+#[test]
+fn a_large_cluster_hears_of_its_members_now_and_then() {
+    let mut desk = gathering();
+    let began = members_version(&desk);
+    desk.join("n4", 1);
+    desk.pass(Duration::ZERO);
+    assert_eq!(status(&desk, "n4"), Some(NodeStatus::Active), "the first change is told at once");
+    // One each 100 ms for 4 s; a rebalance is due after half a second, and ends a pause.
+    for node in 10..50 {
+        desk.join(&format!("n{node}"), 1);
+        desk.pass(Duration::from_millis(100));
+    }
+    let versions = members_version(&desk) - began;
+    assert!((3..=9).contains(&versions), "{versions} versions for 41 that join");
+    let hosts = desk.map().nodes().iter().flatten().count();
+    assert!(hosts > 4, "a rebalance waits no longer than it does without a pause");
+    desk.pass(Duration::from_secs(60));
+    assert_eq!(status(&desk, "n49"), Some(NodeStatus::Active));
+    assert_eq!(desk.map().counts().iter().filter(|count| **count > 0).count(), 12);
+}
+
+#[test]
+fn what_others_wait_for_is_told_at_once_and_takes_the_members_along() {
+    let begin = || {
+        let mut desk = gathering();
+        desk.join("n4", 1);
+        desk.pass(Duration::ZERO);
+        desk.join("n5", 1);
+        desk.pass(Duration::ZERO);
+        assert_eq!(status(&desk, "n5"), None, "it waits");
+        desk
+    };
+    let mut desk = begin();
+    let ticket = desk.ask(Command::Drain { node: id("n3") });
+    desk.pass(Duration::ZERO);
+    assert!(desk.answer(ticket).0.is_done());
+    assert_eq!(status(&desk, "n5"), Some(NodeStatus::Active));
+
+    let mut desk = begin();
+    let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+    desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
+    desk.pass(Duration::ZERO);
+    assert!(desk.failure("n2").expect("written").downed);
+    assert_eq!(status(&desk, "n5"), Some(NodeStatus::Active));
+
+    // Three of five are too many to be given up: that the third is suspended is told.
+    let mut desk = begin();
+    desk.pass(Duration::from_secs(60));
+    expire(&mut desk, "n5");
+    desk.pass(Duration::ZERO);
+    assert_eq!(status(&desk, "n5"), Some(NodeStatus::Failed));
+    expire(&mut desk, "n4");
+    desk.pass(Duration::ZERO);
+    assert_eq!(status(&desk, "n4"), Some(NodeStatus::Active), "it waits");
+    expire(&mut desk, "n3");
+    desk.pass(Duration::ZERO);
+    assert!(desk.record().nodes[&id("n3")].suspended.is_some());
+    assert_eq!(status(&desk, "n4"), Some(NodeStatus::Failed));
+}
+
+#[test]
+fn a_small_cluster_hears_of_each_change_at_once() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6"] {
+        desk.join(name, 1);
+        desk.pass(Duration::ZERO);
+        assert_eq!(status(&desk, name), Some(NodeStatus::Active));
+    }
+}
+
+#[test]
+fn a_leader_of_more_nodes_than_have_places_gives_them_and_replaces_who_goes() {
+    let mut desk = Desk::new();
+    let places = |desk: &Desk| {
+        let record = desk.record();
+        record.candidates.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for name in ["n4", "n5"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(places(&desk), [""; 0], "everybody stands");
+    desk.join("n6", 1);
+    desk.join("n7", 1);
+    desk.pass(Duration::ZERO);
+    assert_eq!(places(&desk), ["n1", "n2", "n3", "n4", "n5"]);
+    expire(&mut desk, "n3");
+    desk.pass(Duration::ZERO);
+    assert_eq!(places(&desk), ["n1", "n2", "n4", "n5", "n6"]);
+    desk.ask(Command::Drain { node: id("n5") });
+    desk.pass(Duration::ZERO);
+    assert_eq!(places(&desk), ["n1", "n2", "n4", "n6", "n7"]);
+    // Whoever leads next keeps them.
+    desk.elect(2);
+    desk.pass(Duration::from_secs(5));
+    assert_eq!(places(&desk), ["n1", "n2", "n4", "n6", "n7"]);
 }

@@ -1,5 +1,6 @@
 //! Whole clusters in one process, on the embedded backend, under paused time.
 
+mod candidates;
 mod commands;
 mod common;
 mod downing;

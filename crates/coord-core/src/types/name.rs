@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::shared::Text;
 use crate::error::{Error, Result};
 
 /// The longest cluster name, in bytes.
@@ -45,7 +46,7 @@ macro_rules! name_type {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
-        pub struct $name(std::sync::Arc<str>);
+        pub struct $name(Text);
 
         impl $name {
             /// Parses a name.

@@ -13,6 +13,7 @@ use super::name::{NodeId, TableName};
 use super::revision::Revision;
 use super::shard::{ShardId, Version};
 use super::shard_load::LoadReport;
+use super::shared::Text;
 use super::ttl::Ttl;
 use crate::error::{Error, Result};
 
@@ -28,7 +29,7 @@ pub const UNREACHABLE_MAX: usize = 512;
 /// Where a node is reached, as `host:port`; an IPv6 address stands in brackets.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Address(Arc<str>);
+pub struct Address(Text);
 
 impl Address {
     /// Parses `host:port` without looking it up.
@@ -170,7 +171,7 @@ impl From<Capacity> for f64 {
 /// 63 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Label(Arc<str>);
+pub struct Label(Text);
 
 impl Label {
     /// Parses a label.

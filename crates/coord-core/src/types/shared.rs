@@ -1,5 +1,6 @@
 //! A value that several versions of a map hold together until one of them changes it.
 
+use std::hash::{Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -47,3 +48,42 @@ impl<T: Eq> PartialEq for CopyOnWrite<T> {
 }
 
 impl<T: Eq> Eq for CopyOnWrite<T> {}
+
+/// A short text that clones share. Two of them are mostly clones of one, which is told without reading either:
+/// the nodes of a map are compared with those of the version before, thousands at a time.
+#[derive(Clone, PartialOrd, Ord)]
+pub(crate) struct Text(Arc<str>);
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Eq for Text {}
+
+impl Hash for Text {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use coord_core::{ShardCount, TableName};
-use coord_sim::scale::{Phase, Scale, resident, run, table};
+use coord_sim::scale::{Phase, Scale, Then, resident, run, table};
 
 /// Runs whole clusters in this process on paused time, and prints a table of each.
 #[derive(Debug, Parser)]
@@ -22,6 +22,9 @@ struct Options {
     /// How many of them at once; one of a thousand unless said.
     #[arg(long)]
     at_once: Option<u32>,
+    /// What happens once all have started, in this order.
+    #[arg(long, value_delimiter = ',', default_values = ["idle", "zone-lost", "zone-stopped", "restart"])]
+    then: Vec<Then>,
 }
 
 #[expect(clippy::print_stdout, reason = "this is what the command is for")]
@@ -50,6 +53,7 @@ fn all(options: &Options) -> coord_core::Result<()> {
         let mut scale = Scale::new(nodes, shards);
         scale.restarts = options.restarts.unwrap_or(scale.restarts);
         scale.at_once = options.at_once.unwrap_or(scale.at_once);
+        scale.then.clone_from(&options.then);
         let before = resident();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()

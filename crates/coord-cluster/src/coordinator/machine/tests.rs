@@ -156,6 +156,10 @@ impl World {
         let settings = Settings { restart_grace, ..Settings::fast() };
         let mut rules = Rules { min_members, ..Rules::new(&settings, judging) };
         rules.motions_max = Some(3);
+        if evict {
+            // As in a large cluster.
+            (rules.gather_from, rules.told_per_second, rules.places) = (2, 3, 3);
+        }
         let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
         let spec = Spec { header, strategy: Arc::new(Balanced::default()), handoff };
         let now = Moment::from_origin(Duration::from_secs(3600));
@@ -614,7 +618,7 @@ impl World {
         let leader = self.leaders.last().expect("one");
         prop_assert_eq!(leader.answered.len() as u64, leader.asked, "all are answered");
         let cluster = &self.stored[&TableName::cluster()].1;
-        let record = ClusterRecord::read(cluster.annex()).expect("reads");
+        let record = ClusterRecord::read_beside(cluster).expect("reads");
         let map = &self.stored[&table()].1;
         let suspended = |id: &NodeId| record.nodes.get(id).is_some_and(|n| n.suspended.is_some());
         for entry in cluster.nodes().iter().flatten() {
@@ -700,7 +704,7 @@ fn verify(machine: &Machine, step: &Step, now: Moment) {
     }
     let previous = machine.tables[name].map.as_ref().expect("claimed first");
     assert_eq!(*expected, previous.version());
-    let record = ClusterRecord::read(cluster.annex()).expect("reads");
+    let record = ClusterRecord::read_beside(cluster).expect("reads");
     let mut hosts = Hosts::new();
     for entry in cluster.nodes().iter().flatten() {
         let may = match entry.status {

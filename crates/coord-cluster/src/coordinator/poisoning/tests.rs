@@ -96,7 +96,7 @@ fn parked_after_three(hands_over_after: Option<u16>, shards: u32) -> usize {
         let fall = fall(&rules, &view, &id(number), run(number), from);
         let hosted =
             [Hosted { name: &table(), map: &map, seen: &seen, handoff: Handoff::Exclusive }];
-        poison.on_crash(&fall, &hosted, now);
+        poison.on_crashes(&[fall], &hosted, now);
         poison.remember(&mut record);
         if hands_over_after == Some(number) {
             let bytes = record.write().expect("writes");
