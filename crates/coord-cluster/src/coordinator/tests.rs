@@ -667,6 +667,50 @@ fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_s
 }
 
 #[test]
+fn those_that_leave_do_not_count_among_the_many_that_vanish() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6", "n7", "n8"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(60));
+    for name in ["n4", "n5", "n6"] {
+        desk.see(NodeEvent::Left { node: id(name), incarnation: run(1) });
+        desk.registered.remove(&id(name));
+    }
+    // Two of the five that are left may go at once.
+    for name in ["n7", "n8"] {
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.registered.remove(&id(name));
+    }
+    desk.pass(Duration::from_secs(1));
+    for name in ["n7", "n8"] {
+        assert!(desk.failure(name).is_some(), "{name}");
+    }
+    desk.pass(Duration::from_secs(60));
+    assert_eq!(["n1", "n2", "n3"].map(|name| desk.shards_of(name)), [4; 3]);
+}
+
+#[test]
+fn each_time_that_a_node_fails_again_it_waits_twice_as_long() {
+    let mut desk = Desk::new();
+    let mut fail = |desk: &mut Desk, round| {
+        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round) });
+        desk.registered.remove(&id("n3"));
+        desk.pass(Duration::from_secs(30));
+        desk.join("n3", round + 1);
+        let since = desk.now;
+        while desk.shards_of("n3") == 0 {
+            desk.pass(Duration::from_secs(1));
+        }
+        desk.now.since(since).as_secs() / Settings::fast().node_ttl.as_secs()
+    };
+    let waits: Vec<_> = (1..=5).map(|round| fail(&mut desk, round)).collect();
+    assert_eq!(waits, [0, 1, 2, 4, 8]);
+    desk.pass(Settings::fast().remove_after + Duration::from_secs(1));
+    assert_eq!(fail(&mut desk, 6), 0, "it was well for long");
+}
+
+#[test]
 fn a_flapping_node_is_taken_in_ever_later() {
     let mut desk = Desk::new();
     let began = desk.map().version();

@@ -424,6 +424,33 @@ mod tests {
     }
 
     #[test]
+    fn there_is_one_grace_per_outage_and_a_stall_prolongs_it() {
+        let mut view = View::default();
+        let all = vec![record("a", 1), record("b", 1), record("c", 1)];
+        view.on_event(NodeEvent::Snapshot(all), JUDGED, at(0));
+        view.on_away(at(10));
+        view.on_back(at(40));
+        // The watch says it as well.
+        view.on_back(at(45));
+        view.on_event(expired("a", 1), JUDGED, at(46));
+        assert_eq!(counts_from(&view, "a"), Some(at(49)));
+        view.on_stall(Duration::from_secs(3));
+        view.on_event(expired("b", 1), JUDGED, at(47));
+        assert_eq!(counts_from(&view, "b"), Some(at(52)));
+        // It is over by itself.
+        view.on_event(expired("c", 1), JUDGED, at(60));
+        assert_eq!(counts_from(&view, "c"), Some(at(60)));
+    }
+
+    #[test]
+    fn an_empty_answer_is_an_answer() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
+        assert!(view.on_event(NodeEvent::Snapshot(Vec::new()), JUDGED, at(3)));
+        assert_eq!((counts_from(&view, "a"), view.present().count()), (Some(at(3)), 0));
+    }
+
+    #[test]
     fn a_short_gap_gives_no_grace() {
         let mut view = View::default();
         view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
@@ -508,5 +535,21 @@ mod tests {
         assert_eq!((unseen(&view), view.looks()), (MayRun::Until(at(29)), 1));
         view.on_looked(1, at(30));
         assert_eq!(unseen(&view), MayRun::Until(at(29)), "that was no other look");
+        view.on_stall(Duration::from_secs(3));
+        assert_eq!(unseen(&view), MayRun::Until(at(32)));
+        assert_eq!(view.unseen_counts_from(Duration::from_secs(9)), Some(at(32)));
+    }
+
+    #[test]
+    fn a_run_that_was_replaced_has_its_ttl_and_as_much_more_as_this_process_was_stalled() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
+        view.on_event(NodeEvent::Joined(record("a", 2)), JUDGED, at(2));
+        let former = |view: &View| {
+            view.may_run(&record("a", 1).info.id, Incarnation::from_u128(1), Duration::from_secs(9))
+        };
+        assert_eq!(former(&view), MayRun::Until(at(11)));
+        view.on_stall(Duration::from_secs(3));
+        assert_eq!(former(&view), MayRun::Until(at(14)));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Command, EventKind, Handoff, Settings};
+use coord_cluster::{Cluster, Command, EventKind, Handoff, Settings, Stores};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
     Backend, Effect, ErrorKind, MemoryBackend, NodeStatus, Publish, Replace, ShardCount,
@@ -98,6 +98,64 @@ async fn a_store_that_is_away_makes_nobody_fail() {
         assert!(kinds.contains(&EventKind::StoreBack));
     }
     assert!(map(&nodes[0].0).raw_owners() == before.raw_owners());
+}
+
+/// A failed look-up is not an empty answer, also where all else works and the leader leads on.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_can_not_see_the_nodes_declares_none_failed() {
+    let store = store();
+    let discovery = Faulty::new(Arc::new(store.reopen()));
+    let first =
+        Cluster::builder(Stores::new(&store.reopen()).with_discovery(&discovery), info("n1"))
+            .settings(Settings::fast())
+            .table(table(), TableHeader::default())
+            .clock(Arc::new(TokioClock::new()))
+            .start()
+            .await
+            .expect("starts");
+    until(&first, |status| shares(status) == [1024]).await;
+    let _others = [node(&store, "n2").await, node(&store, "n3").await];
+    until(&first, |status| shares(status) == [341, 341, 342]).await;
+    let (before, mut events) = (map(&first), first.events());
+    discovery.control().cut(Effect::Unknown);
+    tokio::time::sleep(Settings::fast().node_ttl / 2).await;
+    assert!(first.is_leader());
+    discovery.control().heal();
+    tokio::time::sleep(3 * Settings::fast().node_ttl).await;
+    let failed = |kind: &EventKind| matches!(kind, EventKind::NodeFailed { .. });
+    assert!(!kinds(&mut events).iter().any(failed));
+    assert!(first.is_leader() && map(&first).raw_owners() == before.raw_owners());
+}
+
+/// A node that died is declared failed one TTL after the leader has the store back, whether its watches
+/// ended, or went on while nothing was answered.
+#[tokio::test(start_paused = true)]
+async fn after_an_outage_a_leader_leaves_everybody_a_whole_ttl() {
+    let ttl = Settings::fast().node_ttl;
+    for watches_end in [true, false] {
+        let store = store();
+        let nodes = three(&store).await;
+        let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+        let (leader, control) = &nodes[leads];
+        let (victim, _) = &nodes[(leads + 1) % 3];
+        victim.abandon();
+        if watches_end {
+            // It runs out while nobody can see it.
+            tokio::time::sleep(ttl * 6 / 10).await;
+            control.cut(Effect::Unknown);
+        } else {
+            // It runs out just afterwards.
+            control.mute();
+        }
+        tokio::time::sleep(ttl / 2).await;
+        control.heal();
+        let back = Instant::now();
+        until(leader, |status| status.count(NodeStatus::Failed) == 1).await;
+        assert!(leader.is_leader());
+        let passed = back.elapsed();
+        // A watch that ended may be begun anew a few seconds later.
+        assert!(passed >= ttl && passed < 2 * ttl, "{watches_end}: {passed:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
