@@ -567,6 +567,7 @@ impl Machine {
                 })
         };
         let sources = Sources {
+            me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,
@@ -616,6 +617,7 @@ impl Machine {
     fn take_lives(&mut self, cluster: &ShardMap, now: Moment) {
         let mut lives = std::mem::take(&mut self.record.lives);
         let sources = Sources {
+            me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,
@@ -694,6 +696,7 @@ impl Machine {
     /// Finds which runs that the maps name may still host; tells when the first of them has to stop.
     fn take_tenancy(&mut self, cluster: &ShardMap, now: Moment) -> Option<Moment> {
         let sources = Sources {
+            me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coord_core::{
-    Capacity, Declared, Incarnation, Moment, NodeEntry, NodeId, NodeRecord, NodeStatus, Revision,
-    ShardMap,
+    Capacity, Declared, Incarnation, Moment, NodeEntry, NodeId, NodeInfo, NodeRecord, NodeStatus,
+    Revision, ShardMap,
 };
 
 use super::machine::Rules;
@@ -66,6 +66,8 @@ pub(crate) struct Timers {
     vanished: BTreeMap<(NodeId, Incarnation), Moment>,
     /// How many members there are to compare them with, once that was asked for.
     members: Option<usize>,
+    /// Until when runs that don't tell whom they reach are waited for.
+    joins: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Which nodes failed lately.
     flaps: BTreeMap<NodeId, Flap>,
 }
@@ -106,6 +108,8 @@ pub(crate) struct Taken {
 
 /// What the roster is taken from.
 pub(crate) struct Sources<'a> {
+    /// The leader.
+    pub(crate) me: &'a NodeId,
     pub(crate) rules: &'a Rules,
     pub(crate) view: &'a View,
     pub(crate) cluster: &'a ShardMap,
@@ -213,6 +217,8 @@ impl Taken {
         } else if let Some(until) = hold {
             self.wake_at(until);
             NodeStatus::Discovered
+        } else if !member && !self.is_reached(sources, info, timers, now) {
+            NodeStatus::Discovered
         } else if info.declared == Declared::Draining || note.drain || note.leaving.is_some() {
             NodeStatus::Draining
         } else {
@@ -225,6 +231,30 @@ impl Taken {
             .with_zone(info.zone.clone())
             .with_since(since.or(counts));
         self.seat(entry, info.capacity, &note, false);
+    }
+
+    /// Whether a run that joins and the leader reach each other, where the leader tells whom it reaches:
+    /// whoever does not would be downed soon, and its shards would move twice. One that does not tell is
+    /// waited for: it may not know yet, or never tell.
+    fn is_reached(
+        &mut self,
+        sources: &Sources<'_>,
+        joins: &NodeInfo,
+        timers: &mut Timers,
+        now: Moment,
+    ) -> bool {
+        let me = sources.view.record(sources.me);
+        let missed = me.and_then(|me| me.info.unreachable.as_ref());
+        let Some(missed) = missed.filter(|_| joins.id != *sources.me) else { return true };
+        if let Some(row) = &joins.unreachable {
+            return !row.contains(sources.me) && !missed.contains(&joins.id);
+        }
+        let ttl = sources.rules.node_ttl;
+        let until = until(&mut timers.joins, &joins.id, joins.incarnation, ttl, now);
+        if until > now {
+            self.wake_at(until);
+        }
+        until <= now
     }
 
     fn take_absent(
@@ -362,6 +392,9 @@ impl Taken {
             roster.get(id).is_some_and(|seat| seat.entry.incarnation == *run)
         });
         timers.failed_since.retain(|run, _| failed(run));
+        timers.joins.retain(|(id, run), _| {
+            roster.get(id).is_some_and(|seat| seat.entry.incarnation == *run)
+        });
         timers.runs_on.retain(|run, until| failed(run) || *until > now);
         let ttl = sources.rules.node_ttl;
         timers.vanished.retain(|_, at| at.plus(ttl) > now);

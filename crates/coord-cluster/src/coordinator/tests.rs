@@ -667,6 +667,41 @@ fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_s
 }
 
 #[test]
+fn a_run_joins_once_it_and_the_leader_reach_each_other_where_that_is_told() {
+    let mut desk = Desk::new();
+    let tell = |desk: &mut Desk, name: &str, incarnation, row: &[&str]| {
+        let mut record = desk.register(name, incarnation);
+        record.info.unreachable = Some(row.iter().map(|name| id(name)).collect());
+        desk.registered.insert(id(name), record.clone());
+        desk.see(NodeEvent::Updated(record));
+        desk.pass(Duration::from_secs(1));
+    };
+    let listed = |desk: &Desk, name: &str| {
+        let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
+        let listed = cluster.nodes().iter().flatten().find(|node| node.id == id(name));
+        listed.map(|node| node.status)
+    };
+    tell(&mut desk, "n1", 1, &["n6"]);
+    assert_eq!(listed(&desk, "n2"), Some(NodeStatus::Active), "whoever is a member stays one");
+    desk.join("n4", 1);
+    desk.join("n7", 1);
+    tell(&mut desk, "n5", 1, &["n1"]);
+    tell(&mut desk, "n6", 1, &[]);
+    for name in ["n4", "n5", "n6", "n7"] {
+        assert_eq!(listed(&desk, name), Some(NodeStatus::Discovered), "{name}");
+    }
+    tell(&mut desk, "n4", 1, &["n2"]);
+    tell(&mut desk, "n5", 1, &[]);
+    tell(&mut desk, "n1", 1, &[]);
+    for name in ["n4", "n5", "n6"] {
+        assert_eq!(listed(&desk, name), Some(NodeStatus::Active), "{name}");
+    }
+    assert_eq!(listed(&desk, "n7"), Some(NodeStatus::Discovered), "it may not know yet");
+    desk.pass(Settings::fast().node_ttl);
+    assert_eq!(listed(&desk, "n7"), Some(NodeStatus::Active), "it never tells");
+}
+
+#[test]
 fn those_that_leave_do_not_count_among_the_many_that_vanish() {
     let mut desk = Desk::new();
     for name in ["n4", "n5", "n6", "n7", "n8"] {
@@ -693,7 +728,7 @@ fn those_that_leave_do_not_count_among_the_many_that_vanish() {
 #[test]
 fn each_time_that_a_node_fails_again_it_waits_twice_as_long() {
     let mut desk = Desk::new();
-    let mut fail = |desk: &mut Desk, round| {
+    let fail = |desk: &mut Desk, round| {
         desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round) });
         desk.registered.remove(&id("n3"));
         desk.pass(Duration::from_secs(30));

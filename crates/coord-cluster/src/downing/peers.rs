@@ -27,8 +27,8 @@ pub(super) struct Peers {
     /// Probes under way: whom, and when it was asked if it answered.
     probes: JoinSet<(NodeEntry, Option<Moment>)>,
     asked: BTreeSet<(NodeId, Incarnation)>,
-    /// The runs that the detector knows.
-    known: BTreeMap<NodeId, Incarnation>,
+    /// The runs that the detector knows, and whether each has ever answered.
+    known: BTreeMap<NodeId, (Incarnation, bool)>,
 }
 
 impl Peers {
@@ -68,6 +68,12 @@ impl Peers {
         self.known.keys().filter(missed).cloned().collect()
     }
 
+    /// Whether of each it is known whether this node reaches it.
+    pub(super) fn are_known(&self, now: Moment) -> bool {
+        let lost = |id| self.detector.reach(id, now) == Reach::Unreachable;
+        self.known.iter().all(|(id, (_, answered))| *answered || lost(id))
+    }
+
     /// These are the peers from now on.
     pub(super) fn follow(&mut self, peers: &BTreeMap<NodeId, NodeEntry>, now: Moment) {
         let (known, detector) = (&mut self.known, &mut self.detector);
@@ -79,7 +85,8 @@ impl Peers {
             stays
         });
         for (id, entry) in peers {
-            if known.insert(id.clone(), entry.incarnation) != Some(entry.incarnation) {
+            if known.get(id).is_none_or(|(run, _)| *run != entry.incarnation) {
+                known.insert(id.clone(), (entry.incarnation, false));
                 // From now on it is expected to be heard.
                 detector.on_heartbeat(id, entry.incarnation, now);
             }
@@ -94,7 +101,7 @@ impl Peers {
         }
         for seen in nodes.present() {
             let (id, run) = (&seen.info.id, seen.info.incarnation);
-            if self.known.get(id) == Some(&run) {
+            if self.known.get(id).is_some_and(|(known, _)| *known == run) {
                 let heard = nodes.heard(id).filter(|_| !silent).unwrap_or(now);
                 self.detector.on_heartbeat(id, run, heard);
             }
@@ -144,8 +151,10 @@ impl Peers {
         };
         self.asked.remove(&(peer.id.clone(), peer.incarnation));
         if let Some(asked_at) = answered
-            && self.known.get(&peer.id) == Some(&peer.incarnation)
+            && let Some((run, has_answered)) = self.known.get_mut(&peer.id)
+            && *run == peer.incarnation
         {
+            *has_answered = true;
             self.detector.on_heartbeat(&peer.id, peer.incarnation, asked_at);
         }
     }

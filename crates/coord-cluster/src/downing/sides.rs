@@ -46,7 +46,12 @@ impl<'a> Sides<'a> {
             };
             part.push(member);
         }
-        let misses = |member: &&Member| group.keys().any(|&id| view.is_broken(id, &member.id));
+        // One that says itself that it does not reach this side is not taken in by it, and whoever has the
+        // store, as who hears of that does, sees when another leader takes it in.
+        let misses = |member: &&Member| {
+            let mut group = group.keys();
+            group.any(|&id| view.is_broken(id, &member.id) && !view.is_missed_by(id, &member.id))
+        };
         Self { mine, cut: gone, other, joining: view.joining().filter(misses).collect() }
     }
 

@@ -127,6 +127,11 @@ impl View {
         misses(one, other) || misses(other, one)
     }
 
+    /// Whether a node says itself that it does not reach this one.
+    pub(super) fn is_missed_by(&self, id: &NodeId, by: &NodeId) -> bool {
+        self.rows.get(by).is_some_and(|row| row.contains(id))
+    }
+
     /// This view without what only an old row may say. Where somebody does not reach a node that does not
     /// say the same, that node is dead, or can't write its row; and then whoever still says to reach it may
     /// be unable to write, too. What this node reaches itself is never in doubt. None where nothing is.

@@ -67,6 +67,7 @@ impl Watchman {
             scene: Scene::default(),
             row: BTreeSet::new(),
             row_since: shared.clock.now(),
+            tells: false,
             asking: None,
             lease: None,
             posture: Posture::Normal,
@@ -87,6 +88,8 @@ struct Watch {
     /// Whom this node does not reach, and since when that has been so.
     row: BTreeSet<NodeId>,
     row_since: Moment,
+    /// Whether it tells that: once it knows it of everybody.
+    tells: bool,
     asking: Option<Asking>,
     lease: Option<LeaseGuard>,
     posture: Posture,
@@ -154,7 +157,8 @@ impl Watch {
         if row != self.row {
             (self.row, self.row_since) = (row, now);
         }
-        if self.peers.are_asked() {
+        self.tells |= self.peers.are_known(now);
+        if self.peers.are_asked() && self.tells {
             // Without probes all know the same, from the store.
             let row = Some(self.row.clone());
             shared.row.send_if_modified(|told| {

@@ -10,6 +10,7 @@ use coord_core::{
     TableName, TokioClock,
 };
 use futures::FutureExt;
+use tokio::task::unconstrained;
 
 /// Longer than anything in a test takes; under paused time it costs nothing.
 pub(crate) const LIMIT: Duration = Duration::from_secs(600);
@@ -103,7 +104,8 @@ pub(crate) fn moves(old: &ShardMap, new: &ShardMap) -> BTreeMap<(NodeId, NodeId)
 /// All events that have been heard so far.
 pub(crate) fn heard(events: &mut Events) -> Vec<Arc<Event>> {
     let mut all = Vec::new();
-    while let Some(Some(heard)) = events.next().now_or_never() {
+    // A task that has heard very many is told to wait, whatever else is there.
+    while let Some(Some(heard)) = unconstrained(events.next()).now_or_never() {
         match heard {
             Heard::Event(event) => all.push(event),
             other => panic!("a listener that keeps up misses nothing: {other:?}"),

@@ -10,8 +10,8 @@ use coord_cluster::downing::{DowningSettings, Posture, Strategy, Why};
 use coord_cluster::{Cluster, EventKind, Events, Host, Settings, ShardFence};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Backend, Effect, Error, LeaseName, MemoryBackend, NodeEntry, NodeId, NodeStatus, ShardCount,
-    ShardId, TableHeader, TokioClock,
+    Backend, Effect, Error, Label, LeaseName, MemoryBackend, NodeEntry, NodeId, NodeStatus,
+    ShardCount, ShardId, TableHeader, TokioClock,
 };
 use tokio::time::{Instant, sleep};
 
@@ -122,7 +122,10 @@ impl World {
 
     async fn start(&mut self, name: &'static str) {
         let faulty = Faulty::new(Arc::new(self.store.reopen()));
-        let mut builder = Cluster::builder(&faulty, info(name))
+        let role = self.settings.downing.as_ref().and_then(|downing| downing.role.clone());
+        let roles = role.filter(|_| CORE.contains(&name)).into_iter().collect();
+        let info = info(name).with_roles(roles).expect("few");
+        let mut builder = Cluster::builder(&faulty, info)
             .settings(self.settings.clone())
             .table(table(), TableHeader::new(ShardCount::new(SHARDS).expect("count")))
             .host(table(), Arc::new(Noting(Arc::clone(&self.hosting), id(name))))
@@ -199,6 +202,8 @@ impl World {
 }
 
 const FIVE: [&str; 5] = ["n1", "n2", "n3", "n4", "n5"];
+/// Those that have the role, where one counts.
+const CORE: [&str; 3] = ["n1", "n4", "n5"];
 
 fn both() -> [Strategy; 2] {
     [Strategy::KeepMajority, Strategy::lease_majority()]
@@ -405,18 +410,144 @@ async fn a_side_without_the_store_reads_the_verdict_when_it_is_back() {
 /// Cut off for longer than its TTL, it hosts nothing; and back again, it does not join.
 #[tokio::test(start_paused = true)]
 async fn a_side_whose_registrations_ran_out_does_not_join_again_after_a_verdict() {
-    let world = World::of(Strategy::lease_majority(), &FIVE).await;
+    let mut world = World::of(Strategy::lease_majority(), &FIVE).await;
     let (losers, winners) = (["n1", "n2"], ["n3", "n4", "n5"]);
     world.net.split(&[&losers, &winners]);
     world.cut(&losers);
     world.settles(&winners).await;
     assert!(losers.iter().all(|loser| world.hosting.of(&id(loser)) == 0));
+    kinds(&mut world.nodes.get_mut("n3").expect("a node").events);
     world.heal(&losers);
     for loser in losers {
         assert_eq!(world.ended(loser).await, Why::DeclaredFailed);
     }
     sleep(Duration::from_secs(300)).await;
+    let joined = |kind: &EventKind| matches!(kind, EventKind::NodeJoined { .. });
+    assert!(!kinds(&mut world.nodes.get_mut("n3").expect("a node").events).iter().any(joined));
     world.settles(&winners).await;
+    world.check_alone();
+}
+
+/// Whatever else speaks for the other side: n1 leads, is the oldest and has the lowest name.
+#[tokio::test(start_paused = true)]
+async fn each_strategy_keeps_the_side_that_it_names() {
+    let role = Label::new("core").expect("label");
+    let cases: [(DowningSettings, &[&str], &[&str]); 4] = [
+        (
+            DowningSettings::new(Strategy::StaticQuorum { quorum: 3 }),
+            &["n1", "n2"],
+            &["n3", "n4", "n5"],
+        ),
+        (
+            DowningSettings::new(Strategy::KeepReferee { referee: id("n5") }),
+            &["n1", "n2", "n3"],
+            &["n4", "n5"],
+        ),
+        (
+            DowningSettings::new(Strategy::KeepMajority).with_role(role),
+            &["n1", "n2", "n3"],
+            &["n4", "n5"],
+        ),
+        (DowningSettings::new(Strategy::keep_oldest()), &["n1"], &["n2", "n3", "n4", "n5"]),
+    ];
+    for (downing, losers, winners) in cases {
+        let mut settings = Settings::default();
+        settings.downing = Some(downing);
+        let world = World::with(settings, true, &FIVE).await;
+        assert!(world.nodes["n1"].cluster.is_leader());
+        world.net.split(&[losers, winners]);
+        for loser in losers {
+            let why = world.ended(loser).await;
+            assert!(matches!(why, Why::OtherSide | Why::DeclaredFailed), "{loser}: {why}");
+        }
+        world.settles(winners).await;
+        world.check_alone();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_no_side_has_the_quorum_all_go_down() {
+    let world = World::of(Strategy::StaticQuorum { quorum: 3 }, &FIVE).await;
+    world.net.split(&[&["n1", "n2"], &["n3", "n4"], &["n5"]]);
+    for name in FIVE {
+        assert_eq!(world.ended(name).await, Why::OtherSide);
+    }
+}
+
+/// On a network that fails for 3 s time and again, a failure of 6 s is nothing unusual to the one
+/// detector, and more than the other one allows.
+#[tokio::test(start_paused = true)]
+async fn the_detector_that_the_settings_name_judges() {
+    let phi = "{ kind = 'phi-accrual', threshold = 8.0 }";
+    let age = "{ kind = 'heartbeat-age', limit = '5s' }";
+    let each = FIVE.map(|name| [name]);
+    let apart: Vec<&[&str]> = each.iter().map(|one| &one[..]).collect();
+    for (detector, expected) in [(phi, Posture::Normal), (age, Posture::Split)] {
+        let toml =
+            format!("[downing]\nstrategy = {{ kind = 'keep-majority' }}\ndetector = {detector}");
+        let settings = Settings::load::<String, String>([], &toml).expect("valid");
+        let world = World::with(settings, true, &FIVE).await;
+        for _ in 0..12 {
+            world.net.split(&apart);
+            sleep(3 * SECOND).await;
+            world.net.split(&[]);
+            sleep(11 * SECOND).await;
+            assert!(FIVE.iter().all(|name| world.posture(name) == Posture::Normal));
+        }
+        world.net.split(&apart);
+        sleep(6 * SECOND).await;
+        assert!(FIVE.iter().all(|name| world.posture(name) == expected), "{detector}");
+        world.net.split(&[&["n1", "n2"], &["n3", "n4", "n5"]]);
+        for loser in ["n1", "n2"] {
+            let why = world.ended(loser).await;
+            assert!(matches!(why, Why::OtherSide | Why::DeclaredFailed), "{loser}: {why}");
+        }
+        world.settles(&["n3", "n4", "n5"]).await;
+    }
+}
+
+/// It is listed, hosts nothing, and is not decided on, until it reaches those that went on.
+#[tokio::test(start_paused = true)]
+async fn a_node_of_the_lost_side_that_is_restarted_moves_nothing_before_the_network_heals() {
+    let mut world = World::of(Strategy::KeepMajority, &FIVE).await;
+    let (losers, winners) = (["n1", "n2"], ["n3", "n4", "n5"]);
+    world.net.split(&[&losers, &winners]);
+    for loser in losers {
+        world.ended(loser).await;
+    }
+    world.settles(&winners).await;
+    let before = map(&world.nodes["n3"].cluster);
+    for winner in winners {
+        world.told(winner);
+    }
+    for _ in 0..3 {
+        for loser in losers {
+            world.start(loser).await;
+        }
+        sleep(3 * DECIDED).await;
+        for loser in losers {
+            let status = world.nodes[loser].cluster.status();
+            let listed = status.member(&id(loser)).map(|member| member.status);
+            assert_eq!((listed, status.went_down), (Some(NodeStatus::Discovered), None));
+            world.nodes[loser].cluster.shutdown().await.expect("ends");
+        }
+    }
+    let after = map(&world.nodes["n3"].cluster);
+    assert_eq!(after.version(), before.version(), "no shard was moved");
+    for loser in losers {
+        world.start(loser).await;
+    }
+    sleep(DECIDED).await;
+    // Those that wait don't count for the other side: two of three are still the majority.
+    world.net.split(&[&losers, &["n3", "n4"], &["n5"]]);
+    world.ended("n5").await;
+    world.net.split(&[]);
+    world.settles(&["n1", "n2", "n3", "n4"]).await;
+    for winner in ["n3", "n4"] {
+        let told = world.told(winner);
+        let one = World::downed("keep-majority", &["n5"]);
+        assert!(told.iter().all(|told| *told == one), "{told:?}");
+    }
     world.check_alone();
 }
 
