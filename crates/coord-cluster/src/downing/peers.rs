@@ -27,8 +27,16 @@ pub(super) struct Peers {
     /// Probes under way: whom, and when it was asked if it answered.
     probes: JoinSet<(NodeEntry, Option<Moment>)>,
     asked: BTreeSet<(NodeId, Incarnation)>,
-    /// The runs that the detector knows, and whether each has ever answered.
-    known: BTreeMap<NodeId, (Incarnation, bool)>,
+    /// The runs that the detector knows.
+    known: BTreeMap<NodeId, Known>,
+}
+
+struct Known {
+    run: Incarnation,
+    /// Whether it has ever been heard.
+    heard: bool,
+    /// Whether the run before it was unreachable: then this one is, too, until it is heard.
+    follows_lost: bool,
 }
 
 impl Peers {
@@ -64,14 +72,17 @@ impl Peers {
 
     /// Whom this node does not reach.
     pub(super) fn unreachable(&self, now: Moment) -> BTreeSet<NodeId> {
-        let missed = |id: &&NodeId| self.detector.reach(id, now) == Reach::Unreachable;
-        self.known.keys().filter(missed).cloned().collect()
+        let missed = self.known.iter().filter(|(id, known)| self.is_lost(id, known, now));
+        missed.map(|(id, _)| id.clone()).collect()
     }
 
     /// Whether of each it is known whether this node reaches it.
     pub(super) fn are_known(&self, now: Moment) -> bool {
-        let lost = |id| self.detector.reach(id, now) == Reach::Unreachable;
-        self.known.iter().all(|(id, (_, answered))| *answered || lost(id))
+        self.known.iter().all(|(id, known)| known.heard || self.is_lost(id, known, now))
+    }
+
+    fn is_lost(&self, id: &NodeId, known: &Known, now: Moment) -> bool {
+        (known.follows_lost && !known.heard) || self.detector.reach(id, now) == Reach::Unreachable
     }
 
     /// These are the peers from now on.
@@ -85,10 +96,13 @@ impl Peers {
             stays
         });
         for (id, entry) in peers {
-            if known.get(id).is_none_or(|(run, _)| *run != entry.incarnation) {
-                known.insert(id.clone(), (entry.incarnation, false));
+            let before = self.known.get(id);
+            if before.is_none_or(|known| known.run != entry.incarnation) {
+                let follows_lost = before.is_some_and(|known| self.is_lost(id, known, now));
+                let known = Known { run: entry.incarnation, heard: false, follows_lost };
+                self.known.insert(id.clone(), known);
                 // From now on it is expected to be heard.
-                detector.on_heartbeat(id, entry.incarnation, now);
+                self.detector.on_heartbeat(id, entry.incarnation, now);
             }
         }
     }
@@ -101,7 +115,8 @@ impl Peers {
         }
         for seen in nodes.present() {
             let (id, run) = (&seen.info.id, seen.info.incarnation);
-            if self.known.get(id).is_some_and(|(known, _)| *known == run) {
+            if let Some(known) = self.known.get_mut(id).filter(|known| known.run == run) {
+                known.heard = true;
                 let heard = nodes.heard(id).filter(|_| !silent).unwrap_or(now);
                 self.detector.on_heartbeat(id, run, heard);
             }
@@ -151,10 +166,10 @@ impl Peers {
         };
         self.asked.remove(&(peer.id.clone(), peer.incarnation));
         if let Some(asked_at) = answered
-            && let Some((run, has_answered)) = self.known.get_mut(&peer.id)
-            && *run == peer.incarnation
+            && let Some(known) = self.known.get_mut(&peer.id)
+            && known.run == peer.incarnation
         {
-            *has_answered = true;
+            known.heard = true;
             self.detector.on_heartbeat(&peer.id, peer.incarnation, asked_at);
         }
     }

@@ -54,6 +54,11 @@ impl Scene {
         scene
     }
 
+    /// Whether a node is Active or Draining.
+    pub(super) fn is_member(&self, id: &NodeId) -> bool {
+        self.members.iter().any(|member| member.id == *id && member.counts())
+    }
+
     /// The view of a node that does not reach `row`. What others tell comes through the store: while that
     /// is away it is old, and would contradict what this node sees itself.
     pub(super) fn view(&self, me: &NodeId, row: &BTreeSet<NodeId>, with_others: bool) -> View {

@@ -88,7 +88,7 @@ struct Watch {
     /// Whom this node does not reach, and since when that has been so.
     row: BTreeSet<NodeId>,
     row_since: Moment,
-    /// Whether it tells that: once it knows it of everybody.
+    /// Whether it tells that: once it knows it of everybody, and as a member also when others come.
     tells: bool,
     asking: Option<Asking>,
     lease: Option<LeaseGuard>,
@@ -157,10 +157,11 @@ impl Watch {
         if row != self.row {
             (self.row, self.row_since) = (row, now);
         }
-        self.tells |= self.peers.are_known(now);
-        if self.peers.are_asked() && self.tells {
+        let (known, member) = (self.peers.are_known(now), self.scene.is_member(&shared.node));
+        self.tells = known || (member && self.tells);
+        if self.peers.are_asked() {
             // Without probes all know the same, from the store.
-            let row = Some(self.row.clone());
+            let row = self.tells.then(|| self.row.clone());
             shared.row.send_if_modified(|told| {
                 *told != row && {
                     *told = row;

@@ -384,6 +384,42 @@ async fn a_store_that_comes_back_to_one_after_the_other_keeps_one_whole_side() {
     }
 }
 
+/// All registrations are gone by then, so that all join as other runs: those who reach whoever leads by
+/// then go on, and the others wait until the network heals.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_comes_back_after_all_registrations_ran_out_keeps_the_side_that_leads() {
+    let orders = [
+        ["n3", "n1", "n4", "n5", "n2"],
+        ["n1", "n3", "n2", "n4", "n5"],
+        ["n2", "n5", "n4", "n3", "n1"],
+    ];
+    for order in orders {
+        let mut world = World::of(Strategy::lease_majority(), &FIVE).await;
+        let sides = [&["n1", "n2"][..], &["n3", "n4", "n5"]];
+        world.net.split(&sides);
+        world.cut(&FIVE);
+        sleep(Duration::from_secs(120)).await;
+        assert!(FIVE.iter().all(|name| world.hosting.of(&id(name)) == 0));
+        for name in order {
+            world.heal(&[name]);
+            sleep(Duration::from_secs(12)).await;
+        }
+        let side = sides.into_iter().find(|side| side.contains(&order[0])).expect("a side");
+        world.settles(side).await;
+        for name in FIVE {
+            let went: Vec<_> = world
+                .told(name)
+                .into_iter()
+                .filter(|kind| matches!(kind, EventKind::WentDown { .. }))
+                .collect();
+            assert_eq!(went, [], "{name} of {order:?}");
+        }
+        world.net.split(&[]);
+        world.settles(&FIVE).await;
+        world.check_alone();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_side_without_the_store_reads_the_verdict_when_it_is_back() {
     let world = World::of(Strategy::lease_majority(), &FIVE).await;
