@@ -194,3 +194,80 @@ fn named(
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use async_trait::async_trait;
+    use coord_core::{Address, Error, NodeEvent, NodeInfo, NodeRecord, NodeStatus, Revision, Ttl};
+
+    use super::*;
+    use crate::membership::Judging;
+
+    /// A network that works or does not.
+    #[derive(Debug, Default)]
+    struct Network(AtomicBool);
+
+    #[async_trait]
+    impl Probe for Network {
+        async fn probe(&self, _: &NodeEntry) -> Result<()> {
+            let works = self.0.load(Ordering::Relaxed);
+            works.then_some(()).ok_or_else(|| Error::unavailable("probe", "no route"))
+        }
+    }
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_origin(Duration::from_secs(seconds))
+    }
+
+    fn info(run: u128) -> NodeInfo {
+        let id = NodeId::new("n2").expect("name");
+        NodeInfo::new(id, Address::new("localhost:1").expect("address"))
+            .with_incarnation(Incarnation::from_u128(run))
+    }
+
+    fn only(run: u128) -> BTreeMap<NodeId, NodeEntry> {
+        let NodeInfo { id, incarnation, address, .. } = info(run);
+        [(id.clone(), NodeEntry::new(id, incarnation, address, NodeStatus::Active))].into()
+    }
+
+    fn peers(network: Option<&Arc<Network>>) -> Peers {
+        let probe = network.map(|network| Arc::clone(network) as Arc<dyn Probe>);
+        Peers::new(&Settings::default(), &DowningSettings::default(), probe, None).expect("valid")
+    }
+
+    #[tokio::test]
+    async fn the_next_run_of_a_lost_peer_is_lost_until_it_answers() {
+        let network = Arc::new(Network::default());
+        let mut peers = peers(Some(&network));
+        let lost = |peers: &Peers, second| !peers.unreachable(at(second)).is_empty();
+        peers.follow(&only(1), at(0));
+        assert!(!lost(&peers, 1) && !peers.are_known(at(1)), "it has its time to answer");
+        assert!(lost(&peers, 6) && peers.are_known(at(6)));
+        peers.follow(&only(2), at(7));
+        assert!(lost(&peers, 7) && peers.are_known(at(7)));
+        network.0.store(true, Ordering::Relaxed);
+        peers.ask(&only(2), at(8));
+        peers.answer().await;
+        assert!(!lost(&peers, 8) && peers.are_known(at(8)));
+        peers.follow(&only(3), at(9));
+        assert!(!lost(&peers, 9) && !peers.are_known(at(9)));
+    }
+
+    #[test]
+    fn without_a_probe_the_next_run_of_a_lost_peer_is_heard_in_discovery() {
+        let mut peers = peers(None);
+        peers.follow(&only(1), at(0));
+        assert_eq!(peers.unreachable(at(100)).len(), 1);
+        peers.follow(&only(2), at(100));
+        assert_eq!(peers.unreachable(at(100)).len(), 1);
+        let ttl = Ttl::from_secs(90).expect("ttl");
+        let registered = NodeRecord::new(info(2), ttl, Revision::from_u64(1));
+        let judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
+        let mut nodes = membership::View::default();
+        nodes.on_event(NodeEvent::Snapshot(vec![registered]), judging, at(101));
+        peers.hear(&nodes, false, at(101));
+        assert_eq!(peers.unreachable(at(101)).len(), 0);
+    }
+}
