@@ -20,6 +20,8 @@ use crate::telemetry;
 
 /// The most answers to requests that are remembered, so that none is carried out twice.
 const SEEN_MAX: usize = 65_536;
+/// Why a leader that is no live node ends its term.
+const UNREGISTERED: &str = "its registration is lost";
 /// The most places of a table that is planned in line with other work.
 const PLAN_INLINE_MAX: usize = 16_384;
 
@@ -136,6 +138,10 @@ impl Lead<'_> {
                     _ = ticked.changed() => {}
                 }
             }
+            // Also where one step follows another, each of them slow.
+            if registered.borrow_and_update().is_none() {
+                return Ended::Release(UNREGISTERED);
+            }
             self.machine.on_view(Arc::clone(&view.borrow_and_update()));
             self.take_gate();
             if verdicts.has_changed().unwrap_or_default() {
@@ -157,7 +163,7 @@ impl Lead<'_> {
                         lost = self.guard.lost() => return Ended::Lost(lost),
                         // The leader is a live node.
                         _ = registered.wait_for(Option::is_none) => {
-                            return Ended::Release("its registration is lost");
+                            return Ended::Release(UNREGISTERED);
                         }
                         _ = view.changed() => {}
                         () = changed(self.gate.as_mut()) => {}

@@ -6,8 +6,8 @@ use std::time::Duration;
 use coord_cluster::{Cluster, Command, EventKind, Handoff, Settings, Stores};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Backend, Effect, ErrorKind, MemoryBackend, NodeStatus, Publish, Replace, ShardCount,
-    TableHeader, TokioClock,
+    Backend, Effect, ErrorKind, Evict, MemoryBackend, NodeStatus, Publish, Replace, ShardCount,
+    ShardId, TableHeader, TokioClock,
 };
 use tokio::time::Instant;
 
@@ -179,6 +179,35 @@ async fn a_node_that_is_told_that_it_failed_joins_again_before_anybody_evicts_it
         _ => None,
     });
     assert_eq!(lost.as_deref(), Some("it was declared failed"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_no_live_node_goes_although_it_has_much_to_do() {
+    let store = store();
+    let nodes = three(&store).await;
+    let leads = nodes.iter().position(|(node, _)| node.is_leader()).expect("one leads");
+    let ((leader, control), (other, _)) = (&nodes[leads], &nodes[(leads + 1) % 3]);
+    let term = leader.fence().expect("leads").term;
+    control.delay(Duration::from_secs(1));
+    let mut asked = tokio::task::JoinSet::new();
+    for shard in 0..200 {
+        let (asker, node) = (leader.clone(), other.node().clone());
+        let command = Command::Pin { table: table(), shard: ShardId::new(shard), node };
+        asked.spawn(async move { asker.request(command).await });
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let discovery = store.discovery();
+    let all = discovery.nodes().await.expect("listed");
+    let seen = all.iter().find(|seen| seen.info.id == *leader.node()).expect("registered");
+    let run = seen.info.incarnation;
+    let evicted = discovery.evict(leader.node(), run, &seen.revision).await.expect("answered");
+    assert_eq!(evicted, Evict::Evicted);
+    let led = until(leader, |status| status.registered != Some(run)).await;
+    assert!(led.leader.as_ref().is_some_and(|leader| leader.term == term), "it has much to do");
+    let start = Instant::now();
+    until(other, |status| status.leader.as_ref().is_some_and(|leader| leader.term > term)).await;
+    assert!(start.elapsed() < Settings::fast().leader_ttl, "{:?}", start.elapsed());
+    asked.abort_all();
 }
 
 #[tokio::test(start_paused = true)]
