@@ -15,6 +15,9 @@ use crate::invariants::{Judge, ProcessId, Seen};
 use crate::tables::{Place, Tables};
 use crate::wire::Wire;
 
+/// How likely the start of a shard fails at its end.
+const FAILING: f64 = 0.03;
+
 /// Who hosts which shard of the world's tables; clones are the same.
 #[derive(Clone)]
 pub struct Ledger(Arc<Mutex<Hosted>>);
@@ -129,11 +132,12 @@ impl Service {
 
     async fn take_time(&self) {
         let most = u64::try_from(self.slowness.as_millis()).unwrap_or(0);
-        let millis = {
-            let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-            random.random_range(0..=most)
-        };
+        let millis = self.random().random_range(0..=most);
         tokio::time::sleep(Duration::from_millis(millis)).await;
+    }
+
+    fn random(&self) -> MutexGuard<'_, StdRng> {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn place(&self, shard: ShardId) -> Place {
@@ -169,6 +173,9 @@ impl Host for Service {
             self.ledger.lock().rights.entry(self.process).or_default().insert(place, right);
         }
         self.take_time().await;
+        if self.random().random_bool(FAILING) {
+            return Err("the world wants it".into());
+        }
         self.judge.see(&Seen::Ready(place, self.process));
         Ok(())
     }
