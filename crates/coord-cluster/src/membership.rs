@@ -276,9 +276,9 @@ impl Keeper {
 fn declared_failed(shared: &Shared) -> Option<Incarnation> {
     let run = (*shared.registered.borrow())?;
     shared.look(|observer| {
-        let failed = observer.record().nodes.get(&shared.node)?.failed.as_ref()?;
-        let goes_down = failed.downed && shared.settings.downing.is_some();
-        (failed.incarnation == run && !goes_down).then_some(run)
+        let downed = observer.record().downed(&shared.node, run);
+        let goes_down = downed && shared.settings.downing.is_some();
+        (observer.is_failed(&shared.node, run) && !goes_down).then_some(run)
     })
 }
 

@@ -99,6 +99,18 @@ impl Observer {
         self.record.has_place(me) && (!everybody || places == 0 || few())
     }
 
+    /// Whether the leader has declared this run of a node failed.
+    pub(crate) fn is_failed(&self, node: &NodeId, run: Incarnation) -> bool {
+        let note = self.record.nodes.get(node).and_then(|note| note.failed.as_ref());
+        let entry = || {
+            let cluster = self.cluster.as_deref().filter(|_| self.count(NodeStatus::Failed) > 0)?;
+            cluster.node(cluster.slot_of(node)?)
+        };
+        note.is_some_and(|failed| failed.incarnation == run)
+            || entry()
+                .is_some_and(|entry| entry.incarnation == run && entry.status == NodeStatus::Failed)
+    }
+
     pub(crate) fn leader(&self) -> Option<&Leader> {
         self.leader.as_ref()
     }

@@ -76,9 +76,10 @@ impl Sources<'_> {
             return None;
         }
         let failed = self.record.nodes.get(self.me).and_then(|note| note.failed.as_ref());
-        // Whom an operator declares failed joins again as another run; whom downing does goes down.
+        // Who is declared failed for whatever else joins again as another run; whom downing does goes down.
         let downed = self.record.downed(self.me, entry.incarnation);
-        let stays = failed.is_none_or(|failed| failed.incarnation != entry.incarnation);
+        let stays = entry.status != NodeStatus::Failed
+            && failed.is_none_or(|failed| failed.incarnation != entry.incarnation);
         (stays || downed).then(|| self.member(entry, entry.status))
     }
 
@@ -230,5 +231,6 @@ mod tests {
         assert_eq!(mine(&cluster, &record, Some(run(9))), None);
         let (cluster, record) = failed(false);
         assert_eq!(mine(&cluster, &record, Some(run(1))), None);
+        assert_eq!(mine(&cluster, &calm, Some(run(1))), None, "its registration ran out");
     }
 }

@@ -15,7 +15,8 @@ use coord_core::{Epoch, Error, Incarnation, Result, ShardId, TableName, TableUid
 use super::SenderRun;
 use super::lanes::{Attempt, MESSAGE_HEADER, Message, Outcome, Rest, Said};
 
-const LETTER: u8 = 1;
+/// 1 was one message alone.
+const LETTER: u8 = 2;
 const LATER: u8 = 1;
 const NOT_HERE: u8 = 2;
 const ANSWERED: u8 = 1;
@@ -201,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_as_they_were() {
-        let golden = "0106" // letter, the name's length
+        let golden = "0206" // letter, the name's length
             .to_owned()
             + "6f7264657273"
             + "00000000000000000000000000000009"

@@ -65,8 +65,10 @@ pub(crate) struct Registrar {
     replace: Replace,
     /// The run of this process that was lost last.
     former: Option<Incarnation>,
-    /// Runs of this process that certainly host nothing, the newest last.
+    /// Runs of this process that have ended, and such as never began, the newest last: a request that was not
+    /// answered is repeated many times in an outage, and must not push out a run that has hosted.
     ended: VecDeque<Incarnation>,
+    unborn: VecDeque<Incarnation>,
     /// A former run is in the way of the next one, which may replace it: it is over.
     behind_former: bool,
     interval: Duration,
@@ -79,8 +81,8 @@ pub(crate) struct Registrar {
     unsent: bool,
 }
 
-/// The most former runs of this process that it vouches for.
-const ENDED_MAX: usize = 8;
+/// The most former runs of this process that it vouches for, of those that have hosted and of the others.
+const ENDED_MAX: usize = 4;
 
 #[derive(Clone, Debug)]
 struct Held {
@@ -97,6 +99,7 @@ impl Registrar {
             replace,
             former: None,
             ended: VecDeque::new(),
+            unborn: VecDeque::new(),
             behind_former: false,
             interval,
             retry,
@@ -151,16 +154,13 @@ impl Registrar {
 
     /// This former run of the process certainly hosts nothing any more.
     pub(crate) fn on_ended(&mut self, run: Incarnation, now: Moment) {
-        self.vouch(run);
+        push(&mut self.ended, run);
+        self.vouch();
         self.due = self.due.min(now);
     }
 
-    fn vouch(&mut self, run: Incarnation) {
-        self.ended.push_back(run);
-        while self.ended.len() > ENDED_MAX {
-            self.ended.pop_front();
-        }
-        self.info.ended = self.ended.iter().copied().collect();
+    fn vouch(&mut self) {
+        self.info.ended = self.ended.iter().chain(&self.unborn).copied().collect();
     }
 
     /// The leader has declared this run failed.
@@ -203,7 +203,8 @@ impl Registrar {
             None => {
                 if self.asked {
                     // Nothing was ever hosted here as this run.
-                    self.vouch(self.info.incarnation);
+                    push(&mut self.unborn, self.info.incarnation);
+                    self.vouch();
                     self.begin_run();
                 }
                 self.asked = true;
@@ -227,7 +228,7 @@ impl Registrar {
             RegistrarOutcome::Held(registration) => self.hold(registration, jitter, now),
             RegistrarOutcome::Duplicate(other) => {
                 self.asked = false;
-                self.behind_former = self.former == Some(other) || self.ended.contains(&other);
+                self.behind_former = self.former == Some(other) || self.info.ended.contains(&other);
                 self.due = if self.behind_former { now } else { now.plus(self.interval) };
                 None
             }
@@ -274,6 +275,13 @@ impl Registrar {
         self.info.reports.clear();
         self.info.loads.clear();
         self.asked = false;
+    }
+}
+
+fn push(runs: &mut VecDeque<Incarnation>, run: Incarnation) {
+    runs.push_back(run);
+    while runs.len() > ENDED_MAX {
+        runs.pop_front();
     }
 }
 
@@ -403,6 +411,20 @@ mod tests {
         assert_eq!(call(&mut registrar, at(6)), replaces);
         let news = registrar.on_outcome(held(info.incarnation), 1.0, at(6));
         assert_eq!(news, Some(Registered::As(info.incarnation)));
+    }
+
+    #[test]
+    fn a_run_that_has_hosted_is_vouched_for_however_long_the_store_is_away() {
+        let mut registrar = registered();
+        let old = Incarnation::from_u128(1);
+        assert!(registrar.next(at(9)).1.is_some());
+        registrar.on_ended(old, at(9));
+        for seconds in (9..60).step_by(2) {
+            let step = call(&mut registrar, at(seconds));
+            let Some(RegistrarStep::Register(info, Replace::No)) = step else { panic!("{step:?}") };
+            assert!(info.ended.contains(&old) && info.ended.len() <= 2 * ENDED_MAX, "{info:?}");
+            assert_eq!(registrar.on_outcome(RegistrarOutcome::Failed, 1.0, at(seconds)), None);
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ use self::peer::Peer;
 use super::{Incoming, Transport};
 
 /// The protocol's version; two processes that differ refuse each other.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// How long [`Transport::close`] waits for what is on its way.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 
