@@ -43,6 +43,11 @@ async fn term(
     heir: Option<NodeId>,
     vacancy: &mut Vacancy,
 ) -> Option<NodeId> {
+    // However the candidacy before it ended: this one may have to wait.
+    shared.observe(|observer| {
+        observer.on_role(Role::Follower);
+        Vec::new()
+    });
     let mut registered = shared.registered.subscribe();
     let incarnation = tokio::select! {
         biased;
@@ -67,7 +72,7 @@ async fn term(
         // Another run of this node stands then.
         _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
         () = heir_is_named(shared, late.as_ref()) => return None,
-        () = others_stand(shared, vacancy) => return step_back(shared),
+        () = others_stand(shared, vacancy) => return None,
         acquired = acquire(shared, incarnation) => acquired,
     };
     match acquired {
@@ -124,14 +129,6 @@ async fn standing(
             () = timer => {}
         }
     }
-}
-
-fn step_back(shared: &Shared) -> Option<NodeId> {
-    shared.observe(|observer| {
-        observer.on_role(Role::Follower);
-        Vec::new()
-    });
-    None
 }
 
 async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard> {
