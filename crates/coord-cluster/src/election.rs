@@ -117,16 +117,10 @@ async fn standing(
             return;
         }
         let wake = vacancy.wake(now);
-        let timer = async {
-            match wake {
-                Some(wake) => shared.sleep_until(wake).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             Ok(()) = news.changed() => {}
-            () = timer => {}
+            () = shared.sleep_until_any(wake) => {}
         }
     }
 }

@@ -100,17 +100,11 @@ pub(crate) async fn forced_leave(shared: Arc<Shared>) {
             shared.end(Ending::Orderly);
             return;
         }
-        let timer = async {
-            match force_at {
-                Some(at) => shared.sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
             () = shared.stop.cancelled() => return,
             Ok(()) = news.changed() => {}
-            () = timer => {}
+            () = shared.sleep_until_any(force_at) => {}
         }
     }
 }

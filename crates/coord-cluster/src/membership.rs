@@ -191,10 +191,7 @@ impl Keeper {
     }
 
     async fn until_deadline(&self) {
-        match self.registrar.deadline() {
-            Some(deadline) => self.shared.sleep_until(deadline).await,
-            None => std::future::pending().await,
-        }
+        self.shared.sleep_until_any(self.registrar.deadline()).await;
     }
 
     async fn perform(&self, step: RegistrarStep) -> Result<Told> {

@@ -279,6 +279,14 @@ impl Shared {
         }
     }
 
+    /// Sleeps until the clock shows `until`; for ever where there is no such moment.
+    pub(crate) async fn sleep_until_any(&self, until: Option<Moment>) {
+        match until {
+            Some(until) => self.sleep_until(until).await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// This node goes down: told once, and then it ends in order.
     pub(crate) fn go_down(&self, why: Why) {
         if !self.stop.is_cancelled() && !self.look(Observer::is_down) {

@@ -151,12 +151,6 @@ impl Lead<'_> {
                 Turn::Do(step) => step,
                 Turn::Stop(stop) => return self.stopped(stop).await,
                 Turn::Wait(until) => {
-                    let timer = async {
-                        match until {
-                            Some(until) => shared.sleep_until(until).await,
-                            None => std::future::pending().await,
-                        }
-                    };
                     tokio::select! {
                         biased;
                         () = shared.stop.cancelled() => return Ended::Stopped,
@@ -170,7 +164,7 @@ impl Lead<'_> {
                         _ = verdicts.changed() => verdicts.mark_changed(),
                         Some(command) = local.recv() => self.take_local(command),
                         watched = requests.next() => self.take_request(watched),
-                        () = timer => {}
+                        () = shared.sleep_until_any(until) => {}
                     }
                     continue;
                 }

@@ -102,12 +102,6 @@ impl Region {
             if again || (ends && self.hosting.is_idle()) {
                 continue;
             }
-            let timer = async {
-                match wake {
-                    Some(wake) => shared.sleep_until(wake).await,
-                    None => std::future::pending().await,
-                }
-            };
             let sample_at = self.sampler.as_ref().map(Sampler::at).filter(|_| !ends);
             let sample = async {
                 match sample_at {
@@ -122,7 +116,7 @@ impl Region {
                 Ok(()) = gate.changed() => {}
                 Some(shard) = started.recv() => self.hosting.on_started(shard),
                 Some(ended) = self.tasks.join_next_with_id() => self.take_ended(ended),
-                () = timer => {}
+                () = shared.sleep_until_any(wake) => {}
                 () = sample => self.sample(),
             }
             while let Ok(shard) = started.try_recv() {
