@@ -8,8 +8,8 @@
 
 use std::time::Duration;
 
-use coord::cluster::{Cluster, Settings, Stores};
-use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, TableHeader, TableName, connect};
+use coord::cluster::{Cluster, Settings, Stores, Table};
+use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, TableName, connect};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -40,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
         let member = Cluster::builder(stores, node)
             // Short times for an example; the defaults suit a real store.
             .settings(Settings::demo())
-            .table(table.clone(), TableHeader::new(ShardCount::new(120)?))
+            .table(Table::new(table.clone()).shards(ShardCount::new(120)?))
             .start()
             .await?;
         members.push(member);

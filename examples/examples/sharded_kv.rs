@@ -28,10 +28,10 @@ use bytes::Bytes;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use coord::cluster::{
-    Cluster, Handler, Handoff, Host, HostError, Mail, Settings, ShardFence, ShardToken,
+    Cluster, Handler, Handoff, Host, HostError, Mail, Settings, ShardFence, ShardToken, Table,
     TcpTransport,
 };
-use coord::{NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableHeader, TableName};
+use coord::{NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableName};
 use coord_examples::kv::{self, Client, Kv, Storage};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -141,9 +141,12 @@ async fn start(options: &Options, name: &str, storage: &Path) -> anyhow::Result<
     let cluster = coord
         .cluster(node)
         .settings(settings)
-        .table(table.clone(), TableHeader::new(ShardCount::new(SHARDS)?))
-        .handoff(table.clone(), options.handoff)
-        .handler(table, Arc::<Noting>::clone(&kv))
+        .table(
+            Table::new(table.clone())
+                .shards(ShardCount::new(SHARDS)?)
+                .handoff(options.handoff)
+                .handler(Arc::<Noting>::clone(&kv)),
+        )
         .transport(Arc::new(transport))
         .start()
         .await?;

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord::cluster::{Cluster, Host, HostError, Settings, ShardFence};
-use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableHeader, TableName};
+use coord::cluster::{Cluster, Host, HostError, Settings, ShardFence, Table};
+use coord::{Address, NodeId, NodeInfo, NodeStatus, ShardCount, ShardId, TableName};
 
 /// The work of one process: what it does for each shard that it hosts.
 #[derive(Debug, Default)]
@@ -93,8 +93,9 @@ async fn worker(url: &str, table: &TableName, number: u16) -> anyhow::Result<(Cl
         .cluster(node)
         // Short times for an example; the defaults suit a real store.
         .settings(Settings::demo())
-        .table(table.clone(), TableHeader::new(ShardCount::new(120)?))
-        .host(table.clone(), Arc::<Work>::clone(&work))
+        .table(
+            Table::new(table.clone()).shards(ShardCount::new(120)?).host(Arc::<Work>::clone(&work)),
+        )
         .start()
         .await?;
     Ok((cluster, work))

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use coord::NodeId;
-use coord::cluster::singleton::{Duty, Next, Singleton};
+use coord::cluster::singleton::{JobContext, Next, Singleton};
 
 const WORKERS: [&str; 3] = ["w1", "w2", "w3"];
 
@@ -38,7 +38,7 @@ async fn worker(
 ) -> anyhow::Result<Singleton> {
     let coord = coord::connect(url).await?.with_node(NodeId::new(name)?);
     let at_work = Arc::clone(at_work);
-    let job = move |duty: Duty| {
+    let job = move |duty: JobContext| {
         let at_work = Arc::clone(&at_work);
         async move {
             assert_eq!(at_work.fetch_add(1, Ordering::SeqCst), 0, "two at work at one moment");

@@ -3,4 +3,9 @@
 //!
 //! [`kv`] is the service of the example `sharded_kv`, apart from it so that tests can put it under load.
 
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 pub mod kv;

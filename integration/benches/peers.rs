@@ -1,5 +1,5 @@
 //! Placement beside the hashing crates, in one run: processor time of the thread (the minimum over
-//! repetitions), peak of the heap, moves and balance. Prints the tables of docs/benchmarks/peers.md.
+//! repetitions), peak of the heap, moves and balance. Prints the tables of docs/benchmarks/history/peers.md.
 #![expect(clippy::print_stdout, reason = "the tables are what it is for")]
 
 use std::collections::hash_map::DefaultHasher;

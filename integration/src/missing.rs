@@ -30,6 +30,18 @@ impl Missing {
         Self { what: what.into(), reason: reason.into(), broken: true }
     }
 
+    /// Whether there is what a fixture of the conformance suite needs, or why its trials are left out. What is
+    /// broken is not left out: its trials run, and fail.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn available<T>(needed: &Result<T, Self>) -> Result<(), String> {
+        match needed {
+            Err(missing) if !missing.broken => Err(missing.to_string()),
+            _ => Ok(()),
+        }
+    }
+
     /// What is missing.
     #[must_use]
     pub fn what(&self) -> &str {
@@ -84,8 +96,8 @@ fn unmet(name: impl Into<String>, missing: &Missing) -> Trial {
 static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 impl Missing {
-    /// Says once, on the standard error, what is left out, and for `cargo xtask test`, which repeats it
-    /// at the end, in the file that `COORD_LEFT_OUT` names.
+    /// Says once, on the standard error, what is left out, and for `cargo xtask test`, which sums it up at
+    /// the end, in the file that `COORD_LEFT_OUT` names.
     #[expect(clippy::print_stderr, reason = "who runs the tests has to see what was left out")]
     pub(crate) fn tell(&self) {
         let text = self.to_string();
@@ -94,8 +106,12 @@ impl Missing {
         }
         eprintln!("left out: {text}");
         if let Some(path) = std::env::var_os("COORD_LEFT_OUT") {
+            let how = if self.broken { "broken" } else { "absent" };
+            let reason = self.reason.replace(['\n', '\t'], " ");
+            let line = format!("{}\t{how}\t{reason}\n", self.what);
             let file = OpenOptions::new().create(true).append(true).open(&path);
-            if let Err(error) = file.and_then(|mut file| writeln!(file, "{text}")) {
+            // In one write, since other programs write to it at the same time.
+            if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
                 eprintln!("COORD_LEFT_OUT={}: {error}", path.display());
             }
         }
@@ -115,5 +131,14 @@ mod tests {
         let trials = vec![unmet("name", &missing)];
         let conclusion = libtest_mimic::run(&arguments, trials);
         assert_eq!((conclusion.num_passed, conclusion.num_ignored), (0, 1));
+    }
+
+    #[test]
+    fn what_is_broken_is_not_left_out() {
+        let (absent, broken) = (Missing::absent("kube", "none"), Missing::broken("kube", "mute"));
+        assert_eq!(Missing::available(&Ok(1)), Ok(()));
+        assert_eq!(Missing::available::<()>(&Err(broken)), Ok(()));
+        let reason = Missing::available::<()>(&Err(absent)).expect_err("it is not here");
+        assert_eq!(reason, "kube is not here: none");
     }
 }

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord::cluster::{Cluster, Settings, Stores};
+use coord::cluster::{Cluster, Settings, Stores, Table};
 use coord::session::Leases;
 use coord::{
     Address, Backend, Binding, Claim, ClaimRequest, Fence, Incarnation, LeaseName, NodeId,
-    NodeInfo, NodeStatus, Publish, ShardCount, ShardMap, TableHeader, TableName, connect,
+    NodeInfo, NodeStatus, Publish, ShardCount, ShardMap, TableName, connect,
 };
 use coord_integration::servers::{ApiServer, Etcd, Kube, Nats, Server};
 use coord_integration::{Missing, trial};
@@ -82,7 +82,7 @@ impl Mixed {
                 .with_placement(mixed.maps.as_ref());
             let member = Cluster::builder(stores, node)
                 .settings(quick())
-                .table(table(), TableHeader::new(ShardCount::new(SHARDS)?))
+                .table(Table::new(table()).shards(ShardCount::new(SHARDS)?))
                 .start()
                 .await?;
             mixed.members.push(member);

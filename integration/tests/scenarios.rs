@@ -5,6 +5,7 @@
 
 mod scenarios {
     pub(crate) mod backends;
+    pub(crate) mod bounds;
     pub(crate) mod candidates;
     pub(crate) mod checks;
     pub(crate) mod driver;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(TRIALS_AT_ONCE);
     let mut trials = scenarios::checks::trials();
+    trials.extend(scenarios::bounds::trials());
     trials.extend(scenarios::hosted::trials());
     trials.extend(scenarios::leaders::trials());
     trials.extend(scenarios::load::trials());

@@ -1,36 +1,42 @@
 //! `coord lease …`: look at leases, hold one around a command, end one.
 
 mod child;
+mod machine;
+mod run;
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use coord::session::{LeaseGuard, TryAcquire};
-use coord::{Coord, LeaseName, LeaseRecord, NodeId, Page, Release, Ttl};
+use coord::{Coord, LeaseName, LeaseRecord, Page, Release};
 
-use crate::args::{LeaseCommand, LeaseRunArgs, Output};
+use crate::args::{LeaseCommand, Output};
 use crate::failure::{Failure, code};
 
 pub(crate) async fn run(
     command: &LeaseCommand,
-    backend: Option<&str>,
+    url: &str,
     output: Output,
 ) -> Result<ExitCode, Failure> {
-    let url = crate::backend_or_memory(backend);
-    let coord = coord::connect(url).await?;
+    if let LeaseCommand::Run(args) = command {
+        return run::run(args, url).await;
+    }
+    let coord = crate::connect(url).await?;
     if coord.info().scheme == "memory" {
-        let note = "memory:// lives in this process alone and excludes nobody else; see --backend";
-        writeln!(io::stderr(), "coord: note: {note}")?;
+        say_memory()?;
     }
     let code = match command {
-        LeaseCommand::Run(args) => run_command(&coord, args).await,
-        LeaseCommand::Get { name } => get(&coord, name, output).await,
-        LeaseCommand::List => list(&coord, output).await,
-        LeaseCommand::Release { name, yes } => release(&coord, name, *yes).await,
-    }?;
+        LeaseCommand::Get { name } => get(&coord, name, output).await?,
+        LeaseCommand::Release { name, yes } => release(&coord, name, *yes).await?,
+        _ => list(&coord, output).await?,
+    };
     coord.close().await?;
     Ok(code)
+}
+
+fn say_memory() -> io::Result<()> {
+    let note = "memory:// lives in this process alone and excludes nobody else; see --backend";
+    writeln!(io::stderr(), "coord: note: {note}")
 }
 
 async fn get(coord: &Coord, name: &str, output: Output) -> Result<ExitCode, Failure> {
@@ -76,11 +82,25 @@ fn print(record: &LeaseRecord, output: Output) -> io::Result<()> {
             "ttl_ms": millis(ttl.get()),
             "origin": origin,
             "may_expire_in_ms": record.may_expire_in.map(millis),
+            "renewed_ago_ms": record.renewed_ago.map(millis),
         });
         return writeln!(out, "{value}");
     }
-    let left = record.may_expire_in.map_or(String::new(), |left| format!(", {left:.1?} left"));
+    let left = left(record);
     writeln!(out, "{lease}: {holder} in term {term}, ttl {ttl}{left}")
+}
+
+/// How long a lease has still to live, as far as that is known.
+fn left(record: &LeaseRecord) -> String {
+    match (record.renewed_ago, record.may_expire_in) {
+        // Where nobody but observers ends a lease, one that just looks can't know the time left.
+        (Some(ago), _) if record.seems_abandoned() => {
+            format!(", last renewed {} s ago, may be taken over", ago.as_secs())
+        }
+        (Some(ago), Some(left)) => format!(", renewed {} s ago, {left:.1?} left", ago.as_secs()),
+        (None, Some(left)) => format!(", {left:.1?} left"),
+        _ => String::new(),
+    }
 }
 
 async fn release(coord: &Coord, name: &str, yes: bool) -> Result<ExitCode, Failure> {
@@ -122,53 +142,37 @@ fn confirm(question: &str) -> Result<bool, Failure> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-async fn run_command(coord: &Coord, args: &LeaseRunArgs) -> Result<ExitCode, Failure> {
-    let coord = match &args.node {
-        Some(node) => coord.clone().with_node(NodeId::new(node)?),
-        None => coord.clone(),
-    };
-    let stop_budget = stop_budget(args)?;
-    // The lease counts as lost early enough for the command to end before another can hold it.
-    let margin = (args.ttl / 10).max(Duration::from_millis(100)) + stop_budget;
-    let lease = coord.lease(&args.name)?.ttl(args.ttl).margin(margin);
-    let guard: LeaseGuard = match args.wait {
-        Some(Duration::ZERO) => match lease.try_acquire().await? {
-            TryAcquire::Acquired(guard) => guard,
-            TryAcquire::Held(record) => return Err(held(&args.name, Some(&record))),
-            other => {
-                return Err(Failure::new(code::STORE, format!("unexpected outcome {other:?}")));
-            }
-        },
-        Some(wait) => match tokio::time::timeout(wait, lease.acquire()).await {
-            Ok(guard) => guard?,
-            Err(_) => return Err(held(&args.name, None)),
-        },
-        None => lease.acquire().await?,
-    };
-    child::supervise(guard, args, stop_budget).await
-}
+#[cfg(test)]
+mod tests {
+    use coord::{AttemptId, Grant, Holder, Incarnation, NodeId, Origin, Revision, Term, Ttl};
 
-/// The stop budget, checked against the TTL: what is left of that has to hold two renewals.
-fn stop_budget(args: &LeaseRunArgs) -> Result<Duration, Failure> {
-    let ttl = Ttl::new(args.ttl)?.get();
-    let Some(asked) = args.stop_budget else {
-        return Ok((ttl / 5).min(Duration::from_secs(1)));
-    };
-    let most = ttl * 3 / 10;
-    if asked < most {
-        return Ok(asked);
+    use super::*;
+
+    #[test]
+    fn what_the_store_tells_of_a_lease_is_shown() {
+        let holder = Holder::new(
+            NodeId::new("node-1").expect("a name"),
+            Incarnation::random(),
+            AttemptId::random(),
+        );
+        let grant = Grant::new(
+            LeaseName::new("jobs").expect("a name"),
+            holder,
+            Term::from_u64(7),
+            Ttl::from_secs(10).expect("a ttl"),
+            Origin::new("memory:1/orders"),
+            Revision::from_u64(1),
+        );
+        let secs = |seconds: u64| Some(Duration::from_secs(seconds));
+        for (ago, left_over, text) in [
+            (None, None, ""),
+            (None, secs(7), ", 7.0s left"),
+            (secs(3), secs(7), ", renewed 3 s ago, 7.0s left"),
+            (secs(20), secs(5), ", last renewed 20 s ago, may be taken over"),
+        ] {
+            let record = LeaseRecord::new(grant.clone());
+            let record = record.with_may_expire_in(left_over).with_renewed_ago(ago);
+            assert_eq!(left(&record), text);
+        }
     }
-    let (asked, ttl, most) = (
-        humantime::format_duration(asked),
-        humantime::format_duration(ttl),
-        humantime::format_duration(most),
-    );
-    Err(Failure::input(format!(
-        "--stop-budget {asked} does not fit into --ttl {ttl}: it must be below three tenths of it, {most}"
-    )))
-}
-
-fn held(name: &str, record: Option<&LeaseRecord>) -> Failure {
-    let by = record.map_or("another".to_owned(), |record| record.holder.to_string());
-    Failure::new(code::DID_NOT_HOLD, format!("{name} is held by {by}; the command was not started"))
 }

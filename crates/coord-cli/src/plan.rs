@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::ValueEnum as _;
-use coord::placement::{
+use coord::strategies::{
     Accepts, Assignment, Balanced, Candidate, ConsistentHash, PlacementStrategy, Plan,
     PlanSettings, Reason, Rendezvous,
 };

@@ -3,12 +3,13 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coord_integration::faults::{Direction, Proxy};
 use coord_integration::servers::{ApiServer, Etcd, Kube, Nats, Node, Redis, Server};
-use coord_integration::{Missing, free_port, trial};
+use coord_integration::{Missing, free_port, trial, until};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -20,6 +21,8 @@ type Start = Arc<dyn Fn() -> Result<Running, Missing> + Send + Sync>;
 
 /// What a store that can't be reached or refuses is answered with.
 const STORE: i32 = 3;
+/// It cleans up for six seconds at most.
+const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// A kind of store.
 #[derive(Clone)]
@@ -217,22 +220,39 @@ fn missing_verb(kube: Kube) -> Done {
 }
 
 fn on(name: &str, store: &Result<Store, Missing>) -> Vec<Trial> {
-    let trials: [(&str, Body); 9] = [
+    let trials: [(&str, Body); 13] = [
         ("check_says_what_to_act_on", check),
         ("the_demo_runs", demo),
         ("the_demo_leaves_a_cluster_at_work_alone", demo_among_others),
         ("lease_run_runs_one_at_a_time", lease_run),
         ("lease_run_stops_what_it_runs_when_the_lease_is_lost", lease_lost),
         ("lease_run_hands_its_code_on_though_the_store_is_away", not_released),
+        ("lease_run_told_to_end_while_it_waits_leaves_nothing", told_while_waiting),
+        ("lease_run_cancels_an_acquire_that_is_on_its_way", cancelled),
+        ("lease_run_waits_for_a_store_that_is_away", store_away),
+        ("lease_run_gives_up_on_a_store_that_is_cut_off", store_cut_off),
         ("a_wrong_port", wrong_port),
         ("a_wrong_secret", wrong_secret),
         ("a_server_of_another_kind", stranger),
     ];
-    trials.map(|(trial_name, body)| trial(format!("{name}::{trial_name}"), store, body)).into()
+    let trials = trials.map(|(trial, body)| (trial, store.clone(), body));
+    let first = "lease_run_as_the_first_process_hears_that_it_shall_end";
+    let inside = store.clone().and_then(|store| namespaces().map(|()| store));
+    let trials = trials.into_iter().chain([(first, inside, told_as_first as Body)]);
+    trials.map(|(what, store, body)| trial(format!("{name}::{what}"), &store, body)).collect()
+}
+
+fn namespaces() -> Result<(), Missing> {
+    let made = Command::new("unshare").args(["--pid", "--fork", "true"]).output();
+    let made = made.is_ok_and(|output| output.status.success());
+    let why = "this user can't make one with unshare";
+    if made { Ok(()) } else { Err(Missing::absent("pid namespaces", why)) }
 }
 
 fn coord(url: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_coord"));
+    // A run of these tests under nohup or in the background ignores signals; coord is not to inherit that.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT,QUIT", env!("CARGO_BIN_EXE_coord")]);
     command.args(args).env("COORD_BACKEND", url).stdin(Stdio::null());
     command
 }
@@ -253,7 +273,7 @@ fn refuses(url: &str, code: i32, names: &[&str]) -> Done {
     let commands: [&[&str]; 4] = [
         &["check"],
         &["lease", "get", "job"],
-        &["lease", "run", "job", "--", "true"],
+        &["lease", "run", "job", "--wait", "0s", "--", "true"],
         &["demo", "--fast"],
     ];
     for args in commands {
@@ -310,10 +330,17 @@ fn check(store: Store) -> Done {
         ensure(points.iter().any(|point| point["name"] == name), (name, points))?;
     }
     let promises = health["promises"].as_object().ok_or("no promises")?;
-    ensure(promises.len() == 8, promises)?;
+    ensure(promises.len() == 11 && promises.contains_key("consistency"), promises)?;
     ensure(health["status"] == store.alone, &health)?;
+    // Strictly, a warning is a failure, and so is a store that may lose what it acknowledged.
+    let (strict, stdout, _) = output(&url, &["check", "--strict"])?;
+    ensure(strict.status.success() == (store.alone == "good"), stdout)?;
 
     server.each(Node::kill)?;
+    let (done, stdout, stderr) = output(&url, &["check", "--output", "json"])?;
+    let health: Value = serde_json::from_str(&stdout)?;
+    ensure(done.status.code() == Some(STORE) && health["status"] == "bad", (&health, &stderr))?;
+    ensure(health["points"][0]["name"] == "reachable" && health["promises"].is_null(), &health)?;
     refuses(&url, STORE, &[store.nobody])
 }
 
@@ -379,8 +406,13 @@ fn lease_run(store: Store) -> Done {
     let first_term = term(&url)?;
     let second = ["lease", "run", "job", "--wait", "0s", "--", "sh", "-c", "echo ran"];
     let (refused, stdout, stderr) = output(&url, &second)?;
-    ensure(refused.status.code() == Some(1) && stdout.is_empty(), (&stdout, &stderr))?;
+    ensure(refused.status.code() == Some(75) && stdout.is_empty(), (&stdout, &stderr))?;
     ensure(stderr.contains("job is held by"), &stderr)?;
+    let chosen =
+        ["lease", "run", "job", "--wait", "300ms", "-E", "9", "--", "sh", "-c", "echo ran"];
+    let (refused, stdout, stderr) = output(&url, &chosen)?;
+    ensure(refused.status.code() == Some(9) && stdout.is_empty(), (&stdout, &stderr))?;
+    ensure(stderr.contains("job is held by") && !stderr.contains("another"), &stderr)?;
     // One that waits begins when the first has ended, well before its TTL.
     let waiting = std::thread::spawn({
         let url = url.clone();
@@ -424,8 +456,221 @@ fn lease_lost(store: Store) -> Done {
     let mut why = String::new();
     child.stderr.take().ok_or("no errors")?.read_to_string(&mut why)?;
     server.each(Node::resume)?;
-    ensure(status.code() == Some(1), (status, &why))?;
+    ensure(status.code() == Some(76), (status, &why))?;
     ensure(why.contains("the lease job was lost") && why.contains("was stopped"), &why)?;
     // The command was stopped before the store could give the lease to another.
     ensure(took < Duration::from_secs(3), took)
+}
+
+/// A run that waits, what it has said so far, and its id.
+struct Waiting {
+    coord: Child,
+    told: BufReader<ChildStderr>,
+}
+
+impl Waiting {
+    /// Starts one that says `ran` if its command is ever started, and waits until it has told this.
+    fn until(mut command: Command, told: &str) -> Result<Self, Failed> {
+        let mut coord = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let reader = BufReader::new(coord.stderr.take().ok_or("no errors")?);
+        let mut waiting = Self { coord, told: reader };
+        waiting.told(told)?;
+        Ok(waiting)
+    }
+
+    fn told(&mut self, text: &str) -> Done {
+        let mut all = String::new();
+        while self.told.read_line(&mut all)? > 0 {
+            if all.lines().last().is_some_and(|line| line.contains(text)) {
+                return Ok(());
+            }
+        }
+        Err(format!("{text:?} was not told: {all}").into())
+    }
+
+    /// Ends within the limit, with this code and without having run its command; what it told since.
+    fn ends(mut self, limit: Duration, code: i32) -> Result<String, Failed> {
+        let status = until(limit, || self.coord.try_wait().transpose());
+        let _ = self.coord.kill();
+        let (mut told, mut said) = (String::new(), String::new());
+        self.told.read_to_string(&mut told)?;
+        self.coord.stdout.take().ok_or("no output")?.read_to_string(&mut said)?;
+        let status = status.ok_or_else(|| format!("it does not end: {told}"))??;
+        ensure(status.code() == Some(code) && said.is_empty(), (status, &told, said))?;
+        Ok(told)
+    }
+}
+
+fn run_says(url: &str, more: &[&str]) -> Command {
+    let args = [&["lease", "run", "job", "--ttl", "10s"], more, &["--", "echo", "ran"]];
+    coord(url, &args.concat())
+}
+
+fn signal(name: &str, process: u32) -> Done {
+    let sent = Command::new("kill").args([name, &process.to_string()]).status()?;
+    ensure(sent.success(), (name, process))
+}
+
+/// Nobody holds the lease, long before any TTL would have ended it.
+fn is_free(url: &str) -> Done {
+    let free = until(Duration::from_secs(3), || {
+        let (done, stdout, _) = output(url, &["lease", "get", "job"]).ok()?;
+        (done.status.code() == Some(1) && stdout.contains("nobody holds it")).then_some(())
+    });
+    let (_, stdout, stderr) = output(url, &["lease", "get", "job"])?;
+    ensure(free.is_some(), (stdout, stderr))
+}
+
+fn told_while_waiting(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = server.url("jobs");
+    let mut first = hold(&url, "10s")?;
+    for (name, code) in [("-TERM", 143), ("-INT", 130), ("-HUP", 129)] {
+        let waiting = Waiting::until(run_says(&url, &[]), "job is held by")?;
+        // It has nothing to go to yet, and is no reason to end.
+        signal("-USR1", waiting.coord.id())?;
+        signal(name, waiting.coord.id())?;
+        let told = waiting.ends(ENDS_WITHIN, code)?;
+        ensure(told.contains("the command was not started"), told)?;
+    }
+    drop(first.stdin.take());
+    ensure(first.wait()?.success(), "the first did not end well")?;
+    is_free(&url)
+}
+
+fn told_as_first(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = server.url("jobs");
+    let mut first = hold(&url, "10s")?;
+    let run = run_says(&url, &[]);
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork"]).arg(run.get_program()).args(run.get_args());
+    command.env("COORD_BACKEND", &url);
+    let waiting = Waiting::until(command, "job is held by")?;
+    let id = waiting.coord.id();
+    let inside = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+    signal("-TERM", inside.trim().parse()?)?;
+    waiting.ends(ENDS_WITHIN, 143)?;
+    drop(first.stdin.take());
+    ensure(first.wait()?.success(), "the first did not end well")?;
+    is_free(&url)
+}
+
+/// A way to the server that can be cut, and the URL that goes by it.
+struct Way {
+    proxy: Proxy,
+    url: String,
+    _kubeconfig: TempDir,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Way {
+    fn to(store: &Store, server: &Running) -> Result<Self, Failed> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let proxy = runtime.block_on(Proxy::start(&[server.address()?]))?;
+        let address = proxy.addresses()[0];
+        let folder = tempfile::tempdir()?;
+        let url = match server {
+            Running::Plain(_) => format!("{}://{address}/jobs", store.scheme),
+            Running::Kube(server) => {
+                let path = folder.path().join("kubeconfig");
+                std::fs::write(&path, server.kubeconfig_via(address, server.admin_token())?)?;
+                kube_url("jobs", &path)
+            }
+        };
+        Ok(Self { proxy, url, _kubeconfig: folder, _runtime: runtime })
+    }
+}
+
+/// A run for which the store has granted the lease and whose answer is held back: what ends it then must
+/// leave no lease behind, although the answer comes only later.
+fn cancelled(store: Store) -> Done {
+    let server = (store.start)()?;
+    let direct = server.url("jobs");
+    for wait in [None, Some(Duration::from_secs(5))] {
+        let way = Way::to(&store, &server)?;
+        let mut first = hold(&direct, "10s")?;
+        let limit = wait.map(|wait| format!("{}s", wait.as_secs()));
+        let more = limit.as_ref().map_or(vec![], |limit| vec!["--wait", limit.as_str()]);
+        let begun = Instant::now();
+        let mut waiting = Waiting::until(run_says(&way.url, &more), "job is held by")?;
+        // What it asks for next is granted, which it hears of late, and then not at all.
+        way.proxy.delay(Direction::ToClient, Duration::from_millis(600));
+        drop(first.stdin.take());
+        ensure(first.wait()?.success(), "the first did not end well")?;
+        let granted = until(Duration::from_secs(10), || {
+            let (done, ..) = output(&direct, &["lease", "get", "job"]).ok()?;
+            done.status.success().then_some(())
+        });
+        ensure(granted.is_some(), "it does not ask for the lease")?;
+        way.proxy.hold(Direction::ToClient);
+        let code = match wait {
+            None => {
+                signal("-TERM", waiting.coord.id())?;
+                143
+            }
+            Some(wait) => {
+                let over = || (begun.elapsed() > wait + Duration::from_millis(500)).then_some(());
+                ensure(until(wait * 2, over).is_some(), "time stands still")?;
+                // The lease was free, and the store did not answer.
+                STORE
+            }
+        };
+        // It does not end before it has tried to clean up.
+        ensure(waiting.coord.try_wait()?.is_none(), "it left the lease behind")?;
+        way.proxy.heal();
+        let told = waiting.ends(ENDS_WITHIN, code)?;
+        ensure(!told.contains("another"), told)?;
+        is_free(&direct)?;
+    }
+    Ok(())
+}
+
+/// Nobody listens, then somebody who says nothing, and then the store comes.
+fn store_away(store: Store) -> Done {
+    let server = (store.start)()?;
+    let url = server.url("jobs");
+    server.each(Node::kill)?;
+    let mut told = Waiting::until(run_says(&url, &[]), "waiting for the store")?;
+    // One that is told to end meanwhile does so at once.
+    let other = Waiting::until(run_says(&url, &[]), "waiting for the store")?;
+    signal("-TERM", other.coord.id())?;
+    other.ends(Duration::from_secs(2), 143)?;
+    // One that may not wait that long says what is wrong with the store.
+    let begun = Instant::now();
+    let (short, stdout, stderr) =
+        output(&url, &["lease", "run", "job", "--wait", "1s", "--", "true"])?;
+    let took = begun.elapsed();
+    ensure(short.status.code() == Some(STORE) && stdout.is_empty(), (&stdout, &stderr))?;
+    ensure(stderr.contains(store.nobody), &stderr)?;
+    ensure(took > Duration::from_millis(900) && took < Duration::from_secs(10), took)?;
+    server.each(Node::start)?;
+    let status = until(Duration::from_secs(30), || told.coord.try_wait().transpose());
+    let _ = told.coord.kill();
+    let mut said = String::new();
+    told.coord.stdout.take().ok_or("no output")?.read_to_string(&mut said)?;
+    ensure(said == "ran\n", (status, said))
+}
+
+/// The store is there and is then cut off, or says nothing, while the lease is waited for.
+fn store_cut_off(store: Store) -> Done {
+    let server = (store.start)()?;
+    let direct = server.url("jobs");
+    let mut first = hold(&direct, "10s")?;
+    let cuts: [fn(&Proxy); 2] = [Proxy::cut, |proxy| proxy.hold(Direction::Both)];
+    for cut in cuts {
+        let way = Way::to(&store, &server)?;
+        let mut told = Waiting::until(run_says(&way.url, &[]), "job is held by")?;
+        let ran_out = Waiting::until(run_says(&way.url, &["--wait", "6s"]), "job is held by")?;
+        cut(&way.proxy);
+        told.told("waiting for the store")?;
+        signal("-TERM", told.coord.id())?;
+        // An attempt that may be on its way is looked for as long as cleaning up may take.
+        told.ends(Duration::from_secs(10), 143)?;
+        let said = ran_out.ends(Duration::from_secs(16), 75)?;
+        ensure(said.contains("job is held by") && !said.contains("another"), said)?;
+    }
+    drop(first.stdin.take());
+    ensure(first.wait()?.success(), "the first did not end well")?;
+    is_free(&direct)
 }

@@ -14,11 +14,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use coord_cluster::{
-    Cluster, Handler, Host, HostError, Mail, Mailbox, Settings, ShardFence, TcpTransport,
+    Cluster, Handler, Host, HostError, Mail, Mailbox, Settings, ShardFence, Table, TcpTransport,
 };
-use coord_core::{
-    ClusterName, MemoryBackend, NodeId, NodeInfo, ShardCount, ShardId, TableHeader, TableName,
-};
+use coord_core::{ClusterName, MemoryBackend, NodeId, NodeInfo, ShardCount, ShardId, TableName};
 use futures::{FutureExt, SinkExt, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -197,8 +195,11 @@ async fn nodes() -> [Cluster; 2] {
             NodeInfo::new(NodeId::new(name).expect("name"), address),
         )
         .settings(Settings::demo())
-        .table(table(), TableHeader::new(ShardCount::new(SHARDS).expect("count")))
-        .handler(table(), Arc::new(Echo))
+        .table(
+            Table::new(table())
+                .shards(ShardCount::new(SHARDS).expect("count"))
+                .handler(Arc::new(Echo)),
+        )
         .transport(Arc::new(transport))
         .start()
         .await

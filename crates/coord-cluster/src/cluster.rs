@@ -7,30 +7,33 @@ use std::time::Duration;
 
 use coord_core::{
     Backend, BootClock, Clock, ClusterName, Discovery, Error, ErrorKind, Fence, Guarantees,
-    Incarnation, Lease, LeaseName, Leases, NodeEntry, NodeId, NodeInfo, Placement, Replace,
-    Request, RequestEvent, RequestId, Result, ShardMap, TableHeader, TableName, Tenure, Watched,
-    Watcher, shard_of,
+    HeldLease, Incarnation, Lease, LeaseName, Leases, NodeEntry, NodeId, NodeInfo, Placement,
+    Replace, Request, RequestEvent, RequestId, Result, ShardMap, TableName, Watched, Watcher,
+    shard_of,
 };
-use coord_placement::{Balanced, PlacementStrategy};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use crate::commands::{Command, Refusal, Reply};
-use crate::coordinator::{LocalCommand, Release, Spec};
+use crate::commands::{Command, CommandError, Reply};
+use crate::coordinator::{LocalCommand, Release};
 use crate::detector::{FailureDetector, Probe};
 use crate::downing::Watchman;
 use crate::events::Events;
 use crate::gating::GatingLease;
-use crate::handoff::Handoff;
-use crate::mailbox::{Handler, Inbox, Mailbox, MailboxLimits, Mailboxes};
-use crate::membership::{self, Judging, Keeper};
+use crate::mailbox::{Inbox, Mailbox, MailboxLimits, Mailboxes, Scope};
+use crate::membership::{self, Judging, Keeper, Replaces};
+use crate::observer::Observer;
 use crate::region::{self, Host};
 use crate::settings::Settings;
 use crate::shared::{Ending, Parts, Shared};
 use crate::singleton::SingletonBuilder;
 use crate::status::Status;
-use crate::transport::Transport;
+use crate::supervise::supervise;
+use crate::table::{Runner, Table};
+use crate::transport::{Transport, check_address};
 use crate::{election, follow, record};
 
 /// The most commands of this process that wait for the leader's loop.
@@ -103,14 +106,11 @@ pub struct ClusterBuilder {
     stores: Stores,
     node: NodeInfo,
     settings: Settings,
-    tables: Vec<(TableName, Spec)>,
-    hosts: Vec<(TableName, Arc<dyn Host>)>,
-    handlers: Vec<(TableName, Arc<dyn Handler>)>,
+    tables: Vec<Table>,
     mailing: Option<(Arc<dyn Transport>, MailboxLimits)>,
-    handoffs: Vec<(TableName, Handoff)>,
     gating: Option<GatingLease>,
     clock: Arc<dyn Clock>,
-    replace: Replace,
+    replaces: Replaces,
     probe: Option<Arc<dyn Probe>>,
     detector: Option<Box<dyn FailureDetector>>,
 }
@@ -122,34 +122,9 @@ impl ClusterBuilder {
         self
     }
 
-    /// With a table of this header, placed by [`Balanced`].
-    pub fn table(self, name: TableName, header: TableHeader) -> Self {
-        self.table_with(name, header, Arc::new(Balanced::default()))
-    }
-
-    /// With a table of this header, placed by this strategy. All nodes of a cluster name the same
-    /// tables.
-    pub fn table_with(
-        mut self,
-        name: TableName,
-        header: TableHeader,
-        strategy: Arc<dyn PlacementStrategy>,
-    ) -> Self {
-        let handoff = Handoff::default();
-        self.tables.push((name, Spec { header, strategy, handoff }));
-        self
-    }
-
-    /// Hosts the shards of a table that this node owns; without it they are only shown as owned.
-    pub fn host(mut self, table: TableName, host: Arc<dyn Host>) -> Self {
-        self.hosts.push((table, host));
-        self
-    }
-
-    /// Hosts the shards of a table that this node owns, and handles the messages that are sent to them.
-    /// Every node that takes shards of the table needs one: elsewhere, messages wait in vain.
-    pub fn handler(mut self, table: TableName, handler: Arc<dyn Handler>) -> Self {
-        self.handlers.push((table, handler));
+    /// With this table.
+    pub fn table(mut self, table: Table) -> Self {
+        self.tables.push(table);
         self
     }
 
@@ -164,20 +139,13 @@ impl ClusterBuilder {
         self
     }
 
-    /// How the shards of a table get from one node to another; `Exclusive` unless said. It is the leader
-    /// whose word counts, so all nodes say the same.
-    pub fn handoff(mut self, table: TableName, handoff: Handoff) -> Self {
-        self.handoffs.push((table, handoff));
-        self
-    }
-
     /// Gates the coordinator by this lease as well, on any store: a leader that does not hold it places no
     /// shard and takes no step of a move, until it does. What is placed stays where it is, and hosting and
     /// routing go on; commands that place shards wait in order.
     ///
     /// It is held for `sharding_ttl` and tried for every `sharding_retry`, by the leader alone. All nodes
     /// name the same lease.
-    pub fn gated_by(mut self, lease: Arc<dyn Lease>, name: LeaseName) -> Self {
+    pub fn require_lease(mut self, lease: Arc<dyn Lease>, name: LeaseName) -> Self {
         self.gating = Some(GatingLease { lease, name });
         self
     }
@@ -188,9 +156,27 @@ impl ClusterBuilder {
         self
     }
 
-    /// Whether a live registration of another process under this id is replaced; never unless said.
+    /// Whether a live registration of another process under this id is replaced. Unless said, it is, but for
+    /// a process that is seen to run on this machine: a node that is restarted under its name need not
+    /// wait for its TTL. With [`Replace::No`] only one that is proved dead is.
+    ///
+    /// The shards of the process before wait for its whole TTL, for it may still run where it can't be seen.
+    /// They start at once where it is proved dead: it ran on this machine and in this process's pid namespace,
+    /// and is gone; or it ran in this very pod (`COORD_POD_UID`, the same on both), whose containers follow
+    /// each other.
     pub fn replace(mut self, replace: Replace) -> Self {
-        self.replace = replace;
+        self.replaces = match replace {
+            Replace::Yes => Replaces::Yes,
+            _ => Replaces::No,
+        };
+        self
+    }
+
+    /// The caller knows that no other process of this node runs: it holds a lock file that each of them
+    /// holds for as long as it lives, say. Then the shards of the process before start at once. Where
+    /// that is not so, two processes host the same shards.
+    pub fn predecessor_is_dead(mut self) -> Self {
+        self.replaces = Replaces::Dead;
         self
     }
 
@@ -211,57 +197,36 @@ impl ClusterBuilder {
     /// Checks the settings, registers the node and starts its runtime.
     ///
     /// # Errors
-    /// `Invalid` for contradicting settings (one error names them all), a version that can't be compared
+    /// `Invalid` for contradicting settings (one error names them all), an address such as `0.0.0.0`, a version that can't be compared
     /// where they prefer newer ones, a table that is named twice or reserved, a gating lease that is
-    /// reserved or whose times do not fit together, a host, handler or handoff of a table that is not
-    /// named, a handler without a transport, a probe or a detector without downing, or a node id under
+    /// reserved or whose times do not fit together, a handler without a transport, a probe or a detector without downing, or a node id under
     /// which another process is registered; `Misconfigured` where a table exists with another header; and
     /// as the store answers.
     ///
     /// # Cancel safety
     /// The node may be registered, until its TTL has passed.
     pub async fn start(self) -> Result<Cluster> {
-        let Self { stores, node, settings, tables, hosts, .. } = self;
-        let Self { handlers, mailing, handoffs, gating, clock, replace, .. } = self;
+        let Self { stores, node, settings, tables, .. } = self;
+        let Self { mailing, gating, clock, replaces, .. } = self;
         let Self { probe, detector, .. } = self;
         settings.validate()?;
+        check_address(&node.address)?;
         let watchman = Watchman::new(&settings, probe, detector)?;
         let mut specs = BTreeMap::new();
-        for (name, spec) in tables {
+        let mut runners = BTreeMap::new();
+        for table in tables {
+            let name = table.name().clone();
             if name.is_reserved() || specs.contains_key(&name) {
                 let why = "the table is reserved or named twice; give each table its own name";
                 return Err(Error::invalid("start", why).resource(&name));
             }
-            specs.insert(name, spec);
-        }
-        let unknown = |name: &TableName| {
-            let why = "it is no table of this node; name the table with its header first";
-            Error::invalid("start", why).resource(name)
-        };
-        for (name, handoff) in handoffs {
-            specs.get_mut(&name).ok_or_else(|| unknown(&name))?.handoff = handoff;
-        }
-        let limits = mailing.as_ref().map_or(MailboxLimits::default(), |(_, limits)| *limits);
-        let mut inboxes = BTreeMap::new();
-        let mut regions: Vec<(TableName, Arc<dyn Host>)> = hosts;
-        for (name, handler) in handlers {
-            if mailing.is_none() {
+            if matches!(&table.runner, Some(Runner::Handler(_))) && mailing.is_none() {
                 let why = "a table with a handler needs a transport; name one";
                 return Err(Error::invalid("start", why).resource(&name));
             }
-            let budget = settings.stop_budget();
-            let inbox = Arc::new(Inbox::new(handler, Arc::clone(&clock), budget, limits));
-            inboxes.insert(name.clone(), Arc::clone(&inbox));
-            regions.push((name, inbox));
-        }
-        let mut hosts = BTreeMap::new();
-        for (name, host) in regions {
-            if !specs.contains_key(&name) {
-                return Err(unknown(&name));
-            }
-            if hosts.insert(name.clone(), host).is_some() {
-                let why = "the table has two hosts on this node; name one";
-                return Err(Error::invalid("start", why).resource(&name));
+            specs.insert(name.clone(), table.spec(&settings));
+            if let Some(runner) = table.runner {
+                runners.insert(name, runner);
             }
         }
         let Stores { lease, discovery, placement, guarantees, cluster } = stores;
@@ -286,9 +251,29 @@ impl ClusterBuilder {
         if let Some(gate) = &shared.gating {
             gate.check(&shared)?;
         }
+        if shared.settings.exit_at_deadline {
+            shared.gate.exit_late(shared.settings.grace())?;
+        }
+        let limits = mailing.as_ref().map_or(MailboxLimits::default(), |(_, limits)| *limits);
+        let mut hosts: BTreeMap<TableName, Arc<dyn Host>> = BTreeMap::new();
+        let mut inboxes = BTreeMap::new();
+        for (name, runner) in runners {
+            let handler = match runner {
+                Runner::Host(host) => {
+                    hosts.insert(name, host);
+                    continue;
+                }
+                Runner::Handler(handler) => handler,
+            };
+            let Some(scope) = Scope::of(&shared, &name) else { continue };
+            let (clock, budget) = (Arc::clone(&shared.clock), shared.settings.stop_budget());
+            let inbox = Arc::new(Inbox::new(scope, handler, clock, budget, limits));
+            hosts.insert(name.clone(), Arc::<Inbox>::clone(&inbox));
+            inboxes.insert(name, inbox);
+        }
         check_headers(&shared).await?;
         let mailboxes = Mailboxes::new(&shared, mailing, inboxes);
-        let keeper = Keeper::register(Arc::clone(&shared), node, replace).await?;
+        let keeper = Keeper::register(Arc::clone(&shared), node, replaces).await?;
         let inner = Inner::start(shared, keeper, hosts, mailboxes, watchman, &cluster);
         Ok(Cluster { inner: Arc::new(inner) })
     }
@@ -345,16 +330,13 @@ impl Inner {
         let (local, commands) = mpsc::channel(LOCAL_COMMANDS_MAX);
         let farewell = Arc::new(Mutex::new(None));
         let said = Arc::clone(&farewell);
-        let keep = async move {
-            if let Err(error) = keeper.keep().await {
-                *said.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            }
+        let spawn = |on: &TaskTracker, task, work: BoxFuture<'static, ()>| {
+            on.spawn(supervise(Arc::clone(&shared), task, work).instrument(span.clone()));
         };
-        tasks.spawn(keep.instrument(span.clone()));
         let regions = TaskTracker::new();
         for name in shared.specs.keys() {
             let region = region::run(Arc::clone(&shared), name.clone(), hosts.remove(name));
-            regions.spawn(region.instrument(span.clone()));
+            spawn(&regions, "region", region.boxed());
         }
         regions.close();
         let unhosted = shared.unhosted.clone();
@@ -362,22 +344,50 @@ impl Inner {
             regions.wait().await;
             unhosted.cancel();
         });
-        tasks.spawn(follow::leader(Arc::clone(&shared)).instrument(span.clone()));
-        tasks.spawn(follow::forced_leave(Arc::clone(&shared)).instrument(span.clone()));
+        spawn(&tasks, "leader watch", follow::leader(Arc::clone(&shared)).boxed());
+        spawn(&tasks, "forced leave", follow::forced_leave(Arc::clone(&shared)).boxed());
         for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
-            tasks.spawn(follow::table(Arc::clone(&shared), name).instrument(span.clone()));
+            spawn(&tasks, "table watch", follow::table(Arc::clone(&shared), name).boxed());
         }
         if shared.settings.candidate || watchman.is_some() {
             let always = watchman.is_some();
             let watch = membership::watch_nodes_as_needed(Arc::clone(&shared), always);
-            tasks.spawn(watch.instrument(span.clone()));
+            spawn(&tasks, "node watch", watch.boxed());
         }
         let mailboxes = Arc::new(mailboxes);
-        tasks.spawn(Arc::clone(&mailboxes).close(Arc::clone(&shared)).instrument(span.clone()));
+        spawn(&tasks, "mailboxes", Arc::clone(&mailboxes).close(Arc::clone(&shared)).boxed());
         if let Some(watchman) = watchman {
-            tasks.spawn(watchman.watch(Arc::clone(&shared)).instrument(span.clone()));
+            spawn(&tasks, "downing", watchman.watch(Arc::clone(&shared)).boxed());
         }
-        tasks.spawn(election::run(Arc::clone(&shared), commands).instrument(span));
+        let elect = supervise(
+            Arc::clone(&shared),
+            "election",
+            election::run(Arc::clone(&shared), commands),
+        );
+        let led = Arc::clone(&shared);
+        let elect = async move {
+            elect.await;
+            // Also after a panic: whoever waits for the end of the leadership waits no longer.
+            led.tenure.send_replace(None);
+            led.led.cancel();
+        };
+        tasks.spawn(elect.instrument(span.clone()));
+        let keep = async move {
+            if let Err(error) = keeper.keep().await {
+                *said.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        };
+        let keep = supervise(Arc::clone(&shared), "registration", keep);
+        let gone = Arc::clone(&shared);
+        let keep = async move {
+            keep.await;
+            gone.unhosted.cancelled().await;
+            gone.led.cancelled().await;
+            gone.gate.shut();
+            gone.registered.send_replace(None);
+            gone.observe(Observer::on_ended);
+        };
+        tasks.spawn(keep.instrument(span.clone()));
         tasks.close();
         Self { shared, tasks, local, mailboxes, farewell }
     }
@@ -397,13 +407,10 @@ impl Cluster {
             node,
             settings: Settings::default(),
             tables: Vec::new(),
-            hosts: Vec::new(),
-            handlers: Vec::new(),
             mailing: None,
-            handoffs: Vec::new(),
             gating: None,
             clock: Arc::new(BootClock::new()),
-            replace: Replace::No,
+            replaces: Replaces::default(),
             probe: None,
             detector: None,
         }
@@ -485,14 +492,14 @@ impl Cluster {
     /// Whether this node leads now. It reads the clock, and no store.
     #[must_use]
     pub fn is_leader(&self) -> bool {
-        self.inner.shared.tenure.borrow().as_ref().is_some_and(Tenure::is_held)
+        self.inner.shared.tenure.borrow().as_ref().is_some_and(HeldLease::is_held)
     }
 
     /// What this node shows as the leader to whatever is being protected; none while it does not lead.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
         let tenure = self.inner.shared.tenure.borrow();
-        tenure.as_ref().filter(|tenure| tenure.is_held()).map(Tenure::fence)
+        tenure.as_ref().filter(|tenure| tenure.is_held()).map(HeldLease::fence)
     }
 
     /// A job that runs on one node of the cluster: the one that holds the lease of this name, kept by the
@@ -554,7 +561,7 @@ impl Cluster {
         let shared = &self.inner.shared;
         if !self.is_leader() {
             let leader = self.status().leader.as_ref().map(|leader| leader.node.clone());
-            return Ok(Reply::Refused(Refusal::NotLeader { leader }));
+            return Ok(Reply::Refused(CommandError::NotLeader { leader }));
         }
         let closed = || {
             Error::new(ErrorKind::Closed, "command")
@@ -564,7 +571,11 @@ impl Cluster {
         let (reply, answer) = oneshot::channel();
         let command = LocalCommand { command, reply };
         self.inner.local.send(command).await.map_err(|_closed| closed())?;
-        answer.await.map_err(|_dropped| closed())
+        match answer.await {
+            Err(_dropped) if shared.stop.is_cancelled() => Err(closed()),
+            // The term ended by a panic.
+            answer => Ok(answer.unwrap_or(Reply::Refused(CommandError::Lost))),
+        }
     }
 
     /// Leaves in order: the node's shards move first, then it gives up the leadership if it has it,
@@ -572,7 +583,7 @@ impl Cluster {
     ///
     /// # Errors
     /// `Unavailable` if the shards did not move within the handoff timeout: the node stays, and goes as soon as
-    /// they have; [`leave_by_force`](Self::leave_by_force) does not wait for them any more. Else as the store
+    /// they have; [`leave_now`](Self::leave_now) does not wait for them any more. Else as the store
     /// answers the deregistration; the node has ended then.
     ///
     /// # Cancel safety
@@ -605,7 +616,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     /// The node may be leaving, and goes on to.
-    pub async fn leave_by_force(&self) -> Result<u32> {
+    pub async fn leave_now(&self) -> Result<u32> {
         let shared = &self.inner.shared;
         let limit = shared.settings.handoff_timeout;
         // Also where no leader answers, and so nobody has told the node to go by itself.
@@ -615,17 +626,19 @@ impl Cluster {
     }
 
     /// Asks to leave until the node may go; why it may not, if the leader says so.
-    async fn evacuate(&self, force: bool) -> Option<Refusal> {
+    async fn evacuate(&self, force: bool) -> Option<CommandError> {
         let shared = &self.inner.shared;
         while !shared.stop.is_cancelled() {
             let command = Command::Leave { node: shared.node.clone(), force };
             match self.request(command).await {
                 // The node ends by itself as soon as it owns nothing.
                 Ok(Reply::Done(_)) => shared.stop.cancelled().await,
-                Ok(Reply::Refused(stuck @ Refusal::StuckLeaving { .. })) => return Some(stuck),
+                Ok(Reply::Refused(stuck @ CommandError::StuckLeaving { .. })) => {
+                    return Some(stuck);
+                }
                 // It is no member (any more), so it owns nothing.
                 Ok(Reply::Refused(
-                    Refusal::NodeNotFound { .. } | Refusal::InvalidTransition { .. },
+                    CommandError::NodeNotFound { .. } | CommandError::InvalidTransition { .. },
                 )) => {
                     return None;
                 }

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use coord_core::{
-    Address, Capacity, Label, NodeId, NodeInfo, NodeStatus, Result, ShardId, TableName, Version,
-};
+use coord_core::{NodeId, NodeStatus, ShardId, TableName, Version};
 use serde::{Deserialize, Serialize};
 
 use crate::invariants::Violation;
@@ -16,18 +14,13 @@ use crate::invariants::Violation;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
-    /// Asks whether a node may join. It is taken in as soon as it registers.
-    JoinCluster {
-        /// What the node says of itself, not yet checked.
-        node: Joining,
-    },
     /// Declares a node failed: its registration is evicted, and its shards move once it has vouched, as
     /// its next run, for having stopped them, or the evicted record's TTL has passed. It is done as soon as the verdict is written down, and says nothing of a
     /// later run of the node.
     MarkNodeFailed {
         /// Which node.
         node: NodeId,
-        /// Why, for people.
+        /// Why, for people; the first 256 bytes are kept.
         why: String,
     },
     /// Evacuates a node and gives it nothing new.
@@ -68,7 +61,7 @@ pub enum Command {
     RebalanceShards {
         /// Which table; all of them where it is unset.
         table: Option<TableName>,
-        /// Why, for people.
+        /// Why, for people; the first 256 bytes are kept.
         reason: String,
     },
     /// Keeps a shard on a node while that may host it.
@@ -126,7 +119,6 @@ impl Command {
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::JoinCluster { .. } => "join_cluster",
             Self::MarkNodeFailed { .. } => "mark_node_failed",
             Self::Drain { .. } => "drain",
             Self::Undrain { .. } => "undrain",
@@ -145,56 +137,6 @@ impl Command {
     }
 }
 
-/// A node that wants to join, as it was typed: nothing is checked yet.
-#[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Joining {
-    /// Its name.
-    pub id: String,
-    /// Where it is reached, `host:port`.
-    pub address: String,
-    /// How much it can take.
-    pub capacity: f64,
-    /// Its failure domain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub zone: Option<String>,
-}
-
-impl Joining {
-    /// A node of capacity 1 without a zone.
-    #[must_use]
-    pub fn new(id: impl Into<String>, address: impl Into<String>) -> Self {
-        Self { id: id.into(), address: address.into(), capacity: 1.0, zone: None }
-    }
-
-    /// With this capacity.
-    #[must_use]
-    pub fn with_capacity(mut self, capacity: f64) -> Self {
-        self.capacity = capacity;
-        self
-    }
-
-    /// In this zone.
-    #[must_use]
-    pub fn with_zone(mut self, zone: impl Into<String>) -> Self {
-        self.zone = Some(zone.into());
-        self
-    }
-
-    /// Checks it.
-    ///
-    /// # Errors
-    /// `Invalid`, naming the part that is wrong.
-    pub fn parse(&self) -> Result<NodeInfo> {
-        let mut info = NodeInfo::new(NodeId::new(&self.id)?, Address::new(&self.address)?)
-            .with_capacity(Capacity::new(self.capacity)?);
-        if let Some(zone) = &self.zone {
-            info = info.with_zone(Label::new(zone)?);
-        }
-        Ok(info)
-    }
-}
-
 /// How a command came out.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -202,9 +144,9 @@ impl Joining {
 #[must_use]
 pub enum Reply {
     /// It is done.
-    Done(Done),
+    Done(CommandSummary),
     /// It was refused, and nothing changed.
-    Refused(Refusal),
+    Refused(CommandError),
     /// Nobody answered within its time limit; it may still be carried out.
     Unanswered,
 }
@@ -220,7 +162,7 @@ impl Reply {
 /// What a command did.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Done {
+pub struct CommandSummary {
     /// The versions that hold its effect, by table; empty where there was nothing to change.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub versions: BTreeMap<TableName, Version>,
@@ -234,19 +176,7 @@ pub struct Done {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "refusal", rename_all = "snake_case")]
-pub enum Refusal {
-    /// Another process is registered under this id.
-    DuplicateNode {
-        /// Which id.
-        node: NodeId,
-        /// Where the other is reached.
-        address: Address,
-    },
-    /// The node cannot be built from what was given.
-    InvalidNode {
-        /// What is wrong.
-        why: String,
-    },
+pub enum CommandError {
     /// The cluster does not know the node.
     NodeNotFound {
         /// Which node.
@@ -344,13 +274,9 @@ pub enum Refusal {
     },
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::DuplicateNode { node, address } => {
-                write!(f, "node {node} is registered already, at {address}")
-            }
-            Self::InvalidNode { why } => write!(f, "the node is invalid: {why}"),
             Self::NodeNotFound { node } => write!(f, "the cluster does not know node {node}"),
             Self::InvalidTransition { node, status } => write!(f, "node {node} is {status}"),
             Self::NotLeader { leader: Some(leader) } => write!(f, "not the leader; {leader} is"),

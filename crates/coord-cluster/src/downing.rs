@@ -28,8 +28,8 @@
 //! with the rest. Where a node knows only its own row it can't see this, and two majorities that
 //! overlap may each down nodes of the other: then only [`Strategy::LeaseMajority`] keeps to one side.
 //!
-//! **What downing does not have to guarantee.** That no shard has two hosts (§7 of the design) rests
-//! on fences and on every node's own deadline, never on the speed or the correctness of these
+//! **What downing does not have to guarantee.** That no shard has two hosts (docs/design.md#handoff)
+//! rests on fences and on every node's own deadline, never on the speed or the correctness of these
 //! decisions. Downing is there so that a partition ends with one working cluster.
 //!
 //! Reading order: [`DowningSettings`] and [`Strategy`], [`View`], [`Posture`], [`Downing`]. The
@@ -38,7 +38,7 @@
 //! # Sources
 //! The strategies, their names and the defaults (stable after 20 s, down all when unstable for three
 //! quarters of that, two seconds for the minority, release after 40 s) are those of the Split Brain
-//! Resolver of Akka and Pekko (`docs/src/main/paradox/split-brain-resolver.md` in apache/pekko); the
+//! Resolver of Akka and Pekko (`split-brain-resolver.md` in the documentation of apache/pekko); the
 //! referee is from Lightbend's older commercial one. The way nodes are cut out of a group that is only
 //! partly connected is ours.
 
@@ -55,7 +55,7 @@ mod tests;
 mod view;
 mod watchman;
 
-pub use machine::{Downing, LeaseAnswer, Step, Why};
+pub use machine::{DownReason, Downing, LeaseAnswer, Step};
 pub use posture::{Posture, Reach};
 pub use settings::{Detecting, DowningSettings, Strategy, Unstable};
 pub use strategy::Warning;

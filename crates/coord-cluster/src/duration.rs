@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use coord_core::quoted;
 use serde::{Deserialize, Deserializer, Serializer, de};
 
 /// Reads a whole number and its unit.
@@ -20,7 +21,7 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// Writes whole milliseconds in the largest unit that holds them exactly.
-fn show(duration: Duration) -> String {
+pub(crate) fn show(duration: Duration) -> String {
     let millis = duration.as_millis();
     match millis {
         0 => "0s".to_owned(),
@@ -38,7 +39,8 @@ pub(crate) fn serialize<S: Serializer>(value: &Duration, out: S) -> Result<S::Ok
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(input)?;
     parse(&text).ok_or_else(|| {
-        de::Error::custom(format!("duration {text:?} is not a whole number of ms, s, m or h"))
+        let text = quoted(&text);
+        de::Error::custom(format!("duration {text} is not a whole number of ms, s, m or h"))
     })
 }
 

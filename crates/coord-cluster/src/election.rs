@@ -2,19 +2,22 @@
 
 mod vacancy;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use coord_core::session::{LeaseGuard, Leases};
 use coord_core::{Incarnation, LeaseName, NodeId, Result};
+use futures::FutureExt;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use self::vacancy::Vacancy;
-use crate::commands::{Refusal, Reply};
+use crate::commands::{CommandError, Reply};
 use crate::coordinator::{Ended, LocalCommand, lead};
 use crate::gating;
 use crate::shared::{Ending, Shared};
 use crate::status::Role;
+use crate::supervise;
 
 /// How many retry intervals a candidate leaves to the node that leadership is transferred to.
 const HEIR_RETRIES: u32 = 2;
@@ -33,7 +36,6 @@ pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalComm
     }
     local.close();
     refuse(&shared, &mut local);
-    shared.led.cancel();
 }
 
 /// From one candidacy to the end of its term; whom this node has given way to, if it has.
@@ -154,16 +156,17 @@ async fn reign(
     });
     let gate = gating::Keeper::start(shared, guard.grant().holder.incarnation);
     let held = gate.as_ref().map(gating::Keeper::tenure);
-    let ended = lead(shared, &guard, held, late, local)
-        .instrument(tracing::info_span!("term", %term))
-        .await;
+    let work =
+        lead(shared, &guard, held, late, local).instrument(tracing::info_span!("term", %term));
+    let ended = AssertUnwindSafe(work).catch_unwind().await;
+    let ended = ended.unwrap_or_else(|panic| Ended::Panicked(supervise::message(&*panic)));
     shared.tenure.send_replace(None);
     shared.observe(|observer| {
         observer.on_role(Role::Follower);
         Vec::new()
     });
     refuse(shared, local);
-    if matches!(ended, Ended::Refused(_)) {
+    if matches!(ended, Ended::Refused(_) | Ended::Panicked(_)) {
         tracing::error!(node = %shared.node, %term, why = %ended, "this node can't lead here");
     } else {
         tracing::info!(node = %shared.node, %term, why = %ended, "this node leads no more");
@@ -172,7 +175,9 @@ async fn reign(
         Ended::Lost(_) | Ended::GaveWay(_) => None,
         // So that somebody else can take the lease.
         Ended::Release(_) => Some(shared.settings.leader_retry),
-        Ended::Refused(_) | Ended::TermRegression => Some(shared.settings.leader_ttl),
+        Ended::Refused(_) | Ended::Panicked(_) | Ended::TermRegression => {
+            Some(shared.settings.leader_ttl)
+        }
         Ended::Stopped if shared.ending() == Ending::Abandoned => {
             guard.abandon();
             gating::Keeper::end(gate).await;
@@ -248,6 +253,6 @@ fn refuse(shared: &Shared, local: &mut mpsc::Receiver<LocalCommand>) {
     while let Ok(LocalCommand { reply, .. }) = local.try_recv() {
         let leader = shared.look(|observer| observer.leader().map(|leader| leader.node.clone()));
         // Nobody may be waiting any more.
-        let _ = reply.send(Reply::Refused(Refusal::NotLeader { leader }));
+        let _ = reply.send(Reply::Refused(CommandError::NotLeader { leader }));
     }
 }

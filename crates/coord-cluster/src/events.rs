@@ -12,7 +12,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
-use crate::downing::{Posture, Why};
+use crate::downing::{DownReason, Posture};
 use crate::status::{ClusterState, Gating, HostFault};
 
 /// How many shards an event names when it is written for people.
@@ -23,14 +23,14 @@ const NAMED_MAX: usize = 8;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// What it follows from.
-    pub cause: Cause,
+    pub cause: EventSource,
     /// What happened.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
 impl Event {
-    pub(crate) fn new(cause: Cause, kind: EventKind) -> Self {
+    pub(crate) fn new(cause: EventSource, kind: EventKind) -> Self {
         Self { cause, kind }
     }
 }
@@ -39,7 +39,7 @@ impl Event {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
+pub enum EventSource {
     /// A version of a table.
     Version {
         /// Which table.
@@ -123,7 +123,7 @@ pub enum EventKind {
         /// In which term of this node's own lease.
         term: Term,
         /// What the table is bound to.
-        misfit: Misfit,
+        misfit: TableMismatch,
     },
     /// Shards are being placed anew.
     RebalancingTriggered {
@@ -169,7 +169,8 @@ pub enum EventKind {
         shards: Arc<[ShardId]>,
     },
     /// A node vanished together with so many others that it is not declared failed. Its shards stay with
-    /// it until it returns or an operator declares it failed.
+    /// it until it returns, for three node TTLs at the most, or until an operator declares it failed with
+    /// [`Command::MarkNodeFailed`](crate::Command::MarkNodeFailed).
     NodeSuspended {
         /// Which node.
         node: NodeId,
@@ -253,6 +254,12 @@ pub enum EventKind {
         /// How.
         why: String,
     },
+    /// This node's runtime has ended; it hosts nothing any more, and is not registered or will be so for its TTL
+    /// only.
+    Ended {
+        /// As which run.
+        incarnation: Incarnation,
+    },
     /// The host of a shard failed here: its start returned an error, or it panicked, at its start or later.
     /// The shard does not run, and its start is tried again after a pause of 1 s that doubles up to 1 min.
     ShardFailed {
@@ -298,7 +305,7 @@ pub enum EventKind {
     /// This node goes down: it stops its shards, leads no more, deregisters and ends.
     WentDown {
         /// Why.
-        why: Why,
+        why: DownReason,
     },
     /// The settings of downing don't suit the members that there are: at a partition all would go down.
     DowningUnfit {
@@ -337,7 +344,11 @@ impl fmt::Display for EventKind {
                 shards.iter().take(NAMED_MAX).try_for_each(|shard| write!(f, " {shard}"))
             }
             Self::NodeSuspended { node, .. } => {
-                write!(f, "node {node} is suspended: too many vanished with it")
+                write!(
+                    f,
+                    "node {node} is suspended: too many vanished with it; it keeps its shards for three \
+                     node TTLs, unless it is declared failed (mark_node_failed)"
+                )
             }
             Self::ShardsMigrated { table, shards } => {
                 write!(f, "{} shards of table {table} moved", shards.len())
@@ -382,6 +393,7 @@ impl fmt::Display for EventKind {
                 f.write_str("the coordinator's gate is held")
             }
             Self::Registered { .. } => f.write_str("registered"),
+            Self::Ended { .. } => f.write_str("this node has ended"),
             Self::RegistrationLost { why, .. } => write!(f, "the registration is lost: {why}"),
             Self::ShardFailed { table, shard, times, why } => {
                 write!(f, "shard {shard} of table {table} failed, {times} in a row: {why}")
@@ -410,14 +422,14 @@ impl fmt::Display for EventKind {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Misfit {
+pub enum TableMismatch {
     /// It obeys this lease, and not the one that the node leads by.
     OtherLease(Binding),
     /// It was created with this header.
     OtherHeader(TableHeader),
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for TableMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OtherLease(Binding { lease, origin, .. }) => {
@@ -469,7 +481,7 @@ pub struct Migrated {
 /// What a listener hears.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
-pub enum Heard {
+pub enum EventOrLag {
     /// An event.
     Event(Arc<Event>),
     /// The listener was slow, and this many events passed it by. The
@@ -491,23 +503,23 @@ impl Events {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    pub async fn next(&mut self) -> Option<Heard> {
+    pub async fn next(&mut self) -> Option<EventOrLag> {
         self.0.next().await.map(heard)
     }
 }
 
 impl Stream for Events {
-    type Item = Heard;
+    type Item = EventOrLag;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Heard>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EventOrLag>> {
         Pin::new(&mut self.0).poll_next(context).map(|next| next.map(heard))
     }
 }
 
-fn heard(item: Result<Arc<Event>, BroadcastStreamRecvError>) -> Heard {
+fn heard(item: Result<Arc<Event>, BroadcastStreamRecvError>) -> EventOrLag {
     match item {
-        Ok(event) => Heard::Event(event),
-        Err(BroadcastStreamRecvError::Lagged(missed)) => Heard::Missed(missed),
+        Ok(event) => EventOrLag::Event(event),
+        Err(BroadcastStreamRecvError::Lagged(missed)) => EventOrLag::Missed(missed),
     }
 }
 
@@ -520,20 +532,20 @@ mod tests {
         let (sender, receiver) = broadcast::channel(2);
         let mut events = Events::new(receiver);
         for _ in 0..5 {
-            let event = Event::new(Cause::Local, EventKind::StoreAway);
+            let event = Event::new(EventSource::Local, EventKind::StoreAway);
             sender.send(Arc::new(event)).expect("one listener");
         }
         drop(sender);
-        assert_eq!(events.next().await, Some(Heard::Missed(3)));
-        assert!(matches!(events.next().await, Some(Heard::Event(_))));
-        assert!(matches!(events.next().await, Some(Heard::Event(_))));
+        assert_eq!(events.next().await, Some(EventOrLag::Missed(3)));
+        assert!(matches!(events.next().await, Some(EventOrLag::Event(_))));
+        assert!(matches!(events.next().await, Some(EventOrLag::Event(_))));
         assert_eq!(events.next().await, None);
     }
 
     #[test]
     fn events_read_back_from_json() {
         let table = TableName::new("orders").expect("name");
-        let cause = Cause::Version { table: table.clone(), version: Version::new(3) };
+        let cause = EventSource::Version { table: table.clone(), version: Version::new(3) };
         let event = Event::new(cause, EventKind::RebalancingCompleted { table, moved: 256 });
         let json = serde_json::to_string(&event).expect("writes");
         assert!(json.contains("\"event\":\"rebalancing_completed\""), "{json}");

@@ -120,11 +120,11 @@ fn leaving(shared: &Shared) -> Option<(Incarnation, bool)> {
 
 fn reached<E>(shared: &Shared, watched: &Watched<E>) {
     match watched {
-        Watched::Away(error) => {
+        Watched::Disconnected(error) => {
             tracing::debug!(node = %shared.node, %error, "a watch is interrupted");
             shared.store_failed();
         }
-        Watched::Back => shared.store_answered(),
+        Watched::Reconnected => shared.store_answered(),
         _ => {}
     }
 }

@@ -1,10 +1,16 @@
 //! Whether this process may host as the run that it is registered as. Read synchronously, and true to the
 //! clock even if no task could run.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
-use coord_core::{Clock, Incarnation, Moment};
+use coord_core::{Clock, Error, ErrorKind, Incarnation, Moment, Result};
 use tokio::sync::watch;
+
+/// How often it is looked whether a run's time is up, at the least and at the most.
+const LOOK_MIN: Duration = Duration::from_millis(10);
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// A registration, and until when it allows to host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +30,18 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     standing: Option<Standing>,
-    /// How many shards run here, or are on their way to or from it.
-    running: usize,
+    /// As which runs shards are here, or on their way to or from it.
+    running: BTreeMap<Incarnation, Running>,
     /// Nothing runs here any more, whatever is told.
     shut: bool,
+}
+
+/// The shards of one run.
+#[derive(Debug)]
+struct Running {
+    shards: usize,
+    /// Until when the run may host.
+    deadline: Moment,
 }
 
 impl Gate {
@@ -40,6 +54,9 @@ impl Gate {
         let mut state = self.state();
         if !state.shut && state.standing != Some(standing) {
             state.standing = Some(standing);
+            if let Some(running) = state.running.get_mut(&standing.incarnation) {
+                running.deadline = standing.deadline;
+            }
             drop(state);
             self.changed.send_replace(());
         }
@@ -78,13 +95,42 @@ impl Gate {
         let mut state = self.state();
         let standing = state.standing.filter(|standing| standing.incarnation == run)?;
         (self.clock.now() < standing.deadline).then_some(())?;
-        state.running += 1;
-        Some(Permit(Arc::clone(self)))
+        let deadline = standing.deadline;
+        let running = state.running.entry(run).or_insert(Running { shards: 0, deadline });
+        running.shards += 1;
+        Some(Permit { gate: Arc::clone(self), run })
     }
 
     /// Whether nothing runs here.
     pub(crate) fn is_idle(&self) -> bool {
-        self.state().running == 0
+        self.state().running.is_empty()
+    }
+
+    /// Ends the process where a shard runs on for longer than this after the deadline of its run. It looks
+    /// from a thread of its own: what does not return may have taken all those of the runtime.
+    ///
+    /// # Errors
+    /// `Internal` if there is no thread to be had.
+    pub(crate) fn exit_late(self: &Arc<Self>, grace: Duration) -> Result<()> {
+        let gate = Arc::downgrade(self);
+        let pause = (grace / 4).clamp(LOOK_MIN, LOOK_MAX);
+        let watch = move || {
+            let mut late = Late::default();
+            while let Some(gate) = Weak::upgrade(&gate) {
+                if late.look(&gate.state().running, gate.clock.now(), grace) {
+                    tracing::error!("a shard runs on past the deadline; the process ends");
+                    std::process::abort();
+                }
+                drop(gate);
+                std::thread::park_timeout(pause);
+            }
+        };
+        let thread = std::thread::Builder::new().name("coord-deadline".to_owned()).spawn(watch);
+        let failed = |error| {
+            let why = "no thread can be started that ends the process at its deadline";
+            Error::new(ErrorKind::Internal, "start").message(why).with_source(error)
+        };
+        thread.map(drop).map_err(failed)
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
@@ -100,21 +146,51 @@ impl Gate {
     }
 }
 
-/// A shard that runs here; dropped when it does not any more.
+/// A shard that is here. Whatever works for it holds it, and the last to let go of it gives it back.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<Gate>);
+pub(crate) struct Permit {
+    gate: Arc<Gate>,
+    run: Incarnation,
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.state().running -= 1;
-        self.0.changed.send_replace(());
+        let mut state = self.gate.state();
+        if let Some(running) = state.running.get_mut(&self.run) {
+            running.shards -= 1;
+            if running.shards == 0 {
+                state.running.remove(&self.run);
+            }
+        }
+        drop(state);
+        self.gate.changed.send_replace(());
+    }
+}
+
+/// Since when each run was seen to go on past its deadline.
+#[derive(Debug, Default)]
+struct Late(BTreeMap<Incarnation, Moment>);
+
+impl Late {
+    /// Whether one of them has had its time to end. However late that is noticed, as after a suspend, it has
+    /// the whole of it.
+    fn look(
+        &mut self,
+        running: &BTreeMap<Incarnation, Running>,
+        now: Moment,
+        grace: Duration,
+    ) -> bool {
+        let is_late = |run: &Incarnation| running.get(run).is_some_and(|run| run.deadline <= now);
+        self.0.retain(|run, _| is_late(run));
+        for run in running.keys().filter(|run| is_late(run)) {
+            self.0.entry(*run).or_insert(now);
+        }
+        self.0.values().any(|since| now.since(*since) >= grace)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use coord_core::TokioClock;
 
     use super::*;
@@ -144,5 +220,20 @@ mod tests {
         gate.shut();
         gate.hold(Standing { incarnation: run(2), deadline: until(5) });
         assert!(gate.enter(run(2)).is_none(), "it is over");
+    }
+
+    #[test]
+    fn a_run_that_goes_on_past_its_deadline_has_its_grace_from_when_that_is_seen() {
+        let at = |seconds| Moment::from_origin(Duration::from_secs(seconds));
+        let running =
+            |deadline| BTreeMap::from([(run(1), Running { shards: 1, deadline: at(deadline) })]);
+        let (mut late, grace) = (Late::default(), Duration::from_secs(2));
+        assert!(!late.look(&running(10), at(9), grace) && !late.look(&running(10), at(10), grace));
+        assert!(!late.look(&running(10), at(11), grace) && late.look(&running(10), at(12), grace));
+        assert!(!late.look(&running(20), at(13), grace), "its registration was renewed");
+        // As after a suspend.
+        assert!(!late.look(&running(20), at(99), grace) && late.look(&running(20), at(101), grace));
+        assert!(!late.look(&BTreeMap::new(), at(101), grace), "it has ended");
+        assert!(!late.look(&running(20), at(102), grace));
     }
 }

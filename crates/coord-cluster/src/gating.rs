@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_core::session::{LeaseSession, Leases, Tenure};
+use coord_core::session::{HeldLease, LeaseSession, Leases};
 use coord_core::{Error, Incarnation, Lease, LeaseName, Result};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -55,7 +55,7 @@ impl GatingLease {
 pub(crate) struct Keeper {
     tasks: TaskTracker,
     cancel: CancellationToken,
-    tenure: watch::Receiver<Option<Tenure>>,
+    tenure: watch::Receiver<Option<HeldLease>>,
 }
 
 impl Keeper {
@@ -71,7 +71,7 @@ impl Keeper {
         Some(Self { tasks, cancel, tenure })
     }
 
-    pub(crate) fn tenure(&self) -> watch::Receiver<Option<Tenure>> {
+    pub(crate) fn tenure(&self) -> watch::Receiver<Option<HeldLease>> {
         self.tenure.clone()
     }
 
@@ -94,7 +94,7 @@ async fn keep(
     shared: Arc<Shared>,
     gate: GatingLease,
     run: Incarnation,
-    tell: watch::Sender<Option<Tenure>>,
+    tell: watch::Sender<Option<HeldLease>>,
     cancel: CancellationToken,
 ) {
     let show = |gating| shared.observe(|observer| observer.on_gating(gating));

@@ -1,4 +1,5 @@
-//! The invariants that a map must keep before it is published.
+//! The invariants that a map must keep before it is published; all of them are in
+//! `docs/design.md#invariants` of the repository.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

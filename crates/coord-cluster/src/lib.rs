@@ -26,13 +26,13 @@
 //!
 //! Reading order: [`Cluster`] and [`Settings`] (how a node is started), [`Status`] and [`EventKind`]
 //! (what it shows), [`Host`] (how shards are run), [`mailbox`] (how they are sent messages), [`singleton`]
-//! (a job on one node), [`Command`] and [`Refusal`] (what can be asked of it),
+//! (a job on one node), [`Command`] and [`CommandError`] (what can be asked of it),
 //! [`invariants`] (what each map keeps before it is published). Inside: `coordinator/machine.rs`, then
 //! `roster.rs`, `placing.rs` and `moving.rs`; on the node's side `region/hosting.rs`.
 //!
 //! ```
-//! use coord_cluster::{Cluster, Settings};
-//! use coord_core::{Address, ClusterName, MemoryBackend, NodeId, NodeInfo, TableHeader, TableName};
+//! use coord_cluster::{Cluster, Settings, Table};
+//! use coord_core::{Address, ClusterName, MemoryBackend, NodeId, NodeInfo, TableName};
 //!
 //! # async fn run() -> coord_core::Result<()> {
 //! let store = MemoryBackend::isolated(ClusterName::new("orders")?);
@@ -42,7 +42,7 @@
 //!     let info = NodeInfo::new(NodeId::new(name)?, Address::new(address)?);
 //!     let node = Cluster::builder(&store.reopen(), info)
 //!         .settings(Settings::demo())
-//!         .table(sessions.clone(), TableHeader::default())
+//!         .table(Table::new(sessions.clone()))
 //!         .start()
 //!         .await?;
 //!     nodes.push(node);
@@ -65,7 +65,7 @@
 //!
 //! # Hosting
 //!
-//! A service that gives [`ClusterBuilder::host`] a [`Host`] is told which shards to start and to stop, and
+//! A service that gives its [`Table`] a [`Host`] is told which shards to start and to stop, and
 //! gets a [`ShardFence`] for each. By default ([`Handoff::Exclusive`]) a shard never has two hosts: its
 //! new owner is published once the old one has reported it stopped, or can't host any more by the
 //! clock of its own registration. A table without a host is only shown as owned.
@@ -83,7 +83,7 @@
 //!
 //! # A gate for the coordinator
 //!
-//! [`ClusterBuilder::gated_by`] names a further lease, on any store, without which the leader places no shard
+//! [`ClusterBuilder::require_lease`] names a further lease, on any store, without which the leader places no shard
 //! and takes no step of a move: where the leader's own lease lives in a store that may lose it, one in a
 //! stricter store decides. [`Status::gating`] shows it. Losing it stops the writes, first by the clock of this
 //! node; for certain by the fence, since a leader claims the tables only once it holds the gate. Nothing else
@@ -109,6 +109,11 @@
 //! A table that is deleted while a node runs that does not know it waits for that node's end before it is
 //! hosted again.
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod cluster;
 mod commands;
 mod coordinator;
@@ -118,6 +123,9 @@ mod duration;
 mod election;
 mod events;
 mod follow;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod gating;
 mod handoff;
@@ -132,18 +140,23 @@ mod settings;
 mod shared;
 pub mod singleton;
 mod status;
+mod supervise;
+mod table;
 mod telemetry;
 pub mod transport;
 
 pub use cluster::{Cluster, ClusterBuilder, Stores};
-pub use commands::{Command, Done, Joining, Refusal, Reply};
-pub use events::{Assigned, Cause, Event, EventKind, Events, Heard, Migrated, Misfit};
+pub use commands::{Command, CommandError, CommandSummary, Reply};
+pub use events::{
+    Assigned, Event, EventKind, EventOrLag, EventSource, Events, Migrated, TableMismatch,
+};
 pub use handoff::Handoff;
 pub use mailbox::{AskError, Handler, Mail, Mailbox, MailboxLimits};
 pub use region::{Host, HostError, ShardFence, ShardToken};
-pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings};
+pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings, Strategies};
 pub use singleton::Singleton;
 pub use status::{
     Balance, ClusterState, Gating, HostFault, Leader, Member, Role, Status, TableStatus,
 };
+pub use table::Table;
 pub use transport::{TcpTransport, Transport};

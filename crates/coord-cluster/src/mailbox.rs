@@ -22,7 +22,7 @@
 //! for 5 ms, answers those, and says of the others that it has not taken them; they go back to the front of
 //! the lane, and the next flight has as many as were taken. So a slow handler gets one at a time, and no
 //! answer waits long for those behind it. What a flight is worth is that one shard's messages do not pay a
-//! way there and back each: docs/benchmarks/messages.md has the numbers.
+//! way there and back each: docs/benchmarks/history/messages.md has the numbers.
 //!
 //! # What is promised
 //!
@@ -41,13 +41,22 @@
 //!   what was sent to an earlier stay is never handled in a later one. At the registration's deadline
 //!   what is being handled is dropped.
 //! - **Every caller gets an answer within its own time limit**: the reply, or an [`AskError`] that says
-//!   whether the message may have been handled ([`AskError::effect`]).
+//!   whether the message may have been handled ([`AskError::effect`]). It gets it at once where waiting is no use,
+//!   since somebody else is at the owner's address: another node, cluster or protocol
+//!   ([`Misdirected`](AskError::Misdirected)). Where the node itself is another run by now, its messages wait for
+//!   the map to say so. A message carries what is left of its
+//!   time, less an eighth or 100 ms for the way of the answer. The owner hands over nothing whose time is up, and
+//!   says by then which of a flight it is handling; those behind that one are certain.
 //! - **Bounded.** A lane holds at most [`MailboxLimits::lane_max`] messages, a table's lanes together
-//!   [`MailboxLimits::bytes_max`] bytes; beyond that the sender is told at once.
+//!   [`MailboxLimits::bytes_max`] bytes; beyond that the sender is told at once. At the owner one flight of each
+//!   sender waits for a shard, until its time is up or a newer attempt of it comes, and as many flights and bytes
+//!   in all, for the node's own messages too; of one shard 4 MiB.
+//!   Of what can't come to be handled at this node as it stands (another run, another life of the table, a shard that
+//!   the table does not have) nothing is remembered, and the sender is told that nobody looked at it.
 //!
 //! Metrics: the gauge `cluster_mailbox_buffered` counts what this node has taken in to send and not told its
 //! caller about; `cluster_mailbox_asked{outcome}` counts what callers were told (`answered`, `unknown`,
-//! `not_delivered`, `buffer_full`, `too_large`, `no_such_shard`, `closed`), and `cluster_mailbox_taken{outcome}` what
+//! `not_delivered`, `misdirected`, `buffer_full`, `too_large`, `no_such_shard`, `closed`), and `cluster_mailbox_taken{outcome}` what
 //! became of messages that came to this node (`answered`, `failed`, `repeated`, `not_here`).
 //!
 //! Not promised: any order between two nodes; that a message is handled before its sender's process dies;
@@ -80,7 +89,9 @@ use bytes::Bytes;
 use coord_core::ShardId;
 
 pub use self::ask::{AskError, Mailbox};
-pub(crate) use self::inbox::Inbox;
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::envelope::{Answer, Letter, sample as sample_letter};
+pub(crate) use self::inbox::{Inbox, Scope};
 pub(crate) use self::mailboxes::Mailboxes;
 use crate::region::{Host, ShardFence};
 

@@ -2,20 +2,23 @@
 //!
 //! The decisions are in [`registration`] and [`view`]; the tasks here perform them.
 
+mod process;
 mod registration;
 mod view;
 
 use std::sync::Arc;
 
 use coord_core::{
-    Error, Heartbeat, Incarnation, Moment, NodeEvent, NodeInfo, Register, Replace, Result, Ttl,
-    Watched, Watcher,
+    Error, Heartbeat, Incarnation, Moment, NodeEvent, NodeInfo, NodeRecord, Register, Replace,
+    Result, Ttl, Watched, Watcher,
 };
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::watch;
 
+use self::process::Former;
 pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
 use self::registration::{RegistrarOutcome, Times};
 pub(crate) use self::view::{Absence, Judging, MayRun, Presence, View};
@@ -27,6 +30,30 @@ use crate::telemetry;
 
 /// How many events of the nodes make one change of the view.
 const EVENTS_AT_ONCE_MAX: usize = 4_096;
+
+/// Whether the live registration of another process under this id is replaced at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Replaces {
+    /// Unless that process is seen to be alive.
+    #[default]
+    Unseen,
+    /// Only if it is proved dead.
+    No,
+    /// Whatever is known of it.
+    Yes,
+    /// Whoever starts this node says that it is dead.
+    Dead,
+}
+
+impl Replaces {
+    fn replaces(self, former: Former) -> bool {
+        match self {
+            Self::Unseen => former != Former::Alive,
+            Self::No => false,
+            Self::Yes | Self::Dead => true,
+        }
+    }
+}
 
 /// The registration of this node, and what it takes to keep it.
 pub(crate) struct Keeper {
@@ -48,8 +75,13 @@ impl Keeper {
     pub(crate) async fn register(
         shared: Arc<Shared>,
         info: NodeInfo,
-        replace: Replace,
+        replaces: Replaces,
     ) -> Result<Self> {
+        let info = match process::this() {
+            Some(this) => info.with_process(this),
+            None => info,
+        };
+        let this = info.process.clone();
         let crate::Settings { heartbeat: interval, request_timeout: retry, .. } = shared.settings;
         let times = Times { interval, retry };
         let ttl = Ttl::new(shared.settings.node_ttl)?;
@@ -58,18 +90,31 @@ impl Keeper {
         let mut whole = [0; 32];
         whole[..16].copy_from_slice(&seed);
         let jitter = StdRng::from_seed(whole);
-        let registrar = Registrar::new(info, replace, times, shared.clock.now());
-        let replaces = replace == Replace::Yes;
-        let replaced_until = replaces.then(|| shared.clock.now().plus(shared.settings.node_ttl));
-        let lost = None;
+        let registrar = Registrar::new(info, Replace::No, times, shared.clock.now());
+        let (lost, replaced_until) = (None, None);
         let mut keeper = Self { shared, registrar, ttl, jitter, lost, replaced_until };
-        let (turn, _) = keeper.registrar.next(keeper.shared.clock.now());
-        if let RegistrarTurn::Do(step) = turn {
+        for tries in 0..2 {
+            let now = keeper.shared.clock.now();
+            let (RegistrarTurn::Do(step), _) = keeper.registrar.next(now) else { break };
             let outcome = keeper.perform(step).await?;
-            if let Told::Duplicate(_, why) = &outcome {
+            let Told::Duplicate(other, why) = &outcome else {
+                keeper.take(outcome);
+                break;
+            };
+            let now = keeper.shared.clock.now();
+            let marks = this.as_ref().zip(other.info.process.as_ref());
+            let former = marks.map_or(Former::Unknown, |(this, other)| process::judge(this, other));
+            let dead = former == Former::Dead || replaces == Replaces::Dead;
+            if tries > 0 || !(dead || replaces.replaces(former)) {
                 return Err(Error::invalid("start", why.clone()).resource(&keeper.shared.node));
             }
-            keeper.take(outcome);
+            let former = other.info.incarnation;
+            if dead {
+                tracing::info!(node = %keeper.shared.node, %former, "the process before is dead");
+            } else {
+                keeper.replaced_until = Some(now.plus(keeper.shared.settings.node_ttl));
+            }
+            keeper.registrar.replace(dead.then_some(former), now);
         }
         Ok(keeper)
     }
@@ -208,7 +253,7 @@ impl Keeper {
                              another id, or ask to replace it",
                             other.info.address
                         );
-                        Told::Duplicate(other.info.incarnation, why)
+                        Told::Duplicate(Box::new(other), why)
                     }
                     _ => Told::Nothing,
                 })
@@ -233,7 +278,7 @@ impl Keeper {
     fn take(&mut self, told: Told) {
         let outcome = match told {
             Told::Held(held) => RegistrarOutcome::Held(held),
-            Told::Duplicate(other, _) => RegistrarOutcome::Duplicate(other),
+            Told::Duplicate(other, _) => RegistrarOutcome::Duplicate(other.info.incarnation),
             Told::Gone => RegistrarOutcome::Gone,
             Told::Superseded => RegistrarOutcome::Superseded,
             Told::Nothing => RegistrarOutcome::Failed,
@@ -255,7 +300,7 @@ impl Keeper {
                 self.shared.registered.send_replace(Some(incarnation));
             }
             Some(Registered::Lost(incarnation, why)) => {
-                let grace = crate::Settings::margin(self.shared.settings.node_ttl) / 2;
+                let grace = self.shared.settings.grace();
                 let standing = self.shared.gate.standing();
                 let deadline = standing.map_or(self.shared.clock.now(), |now| now.deadline);
                 self.lost = Some((incarnation, deadline.plus(grace)));
@@ -294,7 +339,7 @@ async fn told_failed(shared: &Shared, changes: &mut watch::Receiver<()>) {
 /// What the store said of the registration.
 enum Told {
     Held(coord_core::Registration),
-    Duplicate(Incarnation, String),
+    Duplicate(Box<NodeRecord>, String),
     Gone,
     Superseded,
     Nothing,
@@ -337,22 +382,21 @@ async fn watching(shared: &Shared, always: bool, wanted: bool) {
 async fn watch_nodes(shared: Arc<Shared>) {
     let mut looks = shared.looks.subscribe();
     // Before the watch begins, so that what it begins with is no older.
-    let mut look = *looks.borrow_and_update();
+    let first_look = *looks.borrow_and_update();
     let mut watcher = Watcher::<NodeEvent>::nodes(Arc::clone(&shared.discovery));
     let mut view = View::default();
+    let mut listing = Listing::new(Arc::clone(&shared));
     let tick = shared.stall_tick();
     let (mut beats, mut told) = (false, shared.clock.now());
     loop {
         let began = shared.clock.now();
+        listing.begin(&view, *looks.borrow());
+        let lists = listing.is_under_way();
         let changed = tokio::select! {
             biased;
             () = shared.stop.cancelled() => return,
-            Ok(()) = looks.changed() => {
-                look = *looks.borrow_and_update();
-                // However late the present watch is, a new one begins with what there is now.
-                watcher = Watcher::nodes(Arc::clone(&shared.discovery));
-                false
-            }
+            Ok(()) = looks.changed() => false,
+            found = listing.next() => take_found(&shared, &mut view, found),
             () = tokio::time::sleep(tick) => {
                 let late = shared.clock.now().since(began).saturating_sub(tick);
                 // Below a tick it is the usual jitter of a busy machine.
@@ -362,12 +406,12 @@ async fn watch_nodes(shared: Arc<Shared>) {
                 let heard = take_silence(&shared, &mut view);
                 late > tick || heard
             }
-            watched = watcher.next() => {
-                let mut changed = take_watched(&shared, &mut view, look, watched);
+            watched = watcher.next(), if !lists => {
+                let mut changed = take_watched(&shared, &mut view, first_look, watched);
                 // A zone that fails is one change of the view and not a thousand.
                 for _ in 0..EVENTS_AT_ONCE_MAX {
                     let Some(watched) = watcher.next().now_or_never() else { break };
-                    changed |= take_watched(&shared, &mut view, look, watched);
+                    changed |= take_watched(&shared, &mut view, first_look, watched);
                 }
                 changed
             }
@@ -381,6 +425,62 @@ async fn watch_nodes(shared: Arc<Shared>) {
         }
         shared.ticked.send_replace(shared.clock.now());
     }
+}
+
+/// All nodes, and the look that they were listed for.
+type Found = (Vec<NodeRecord>, u64);
+
+/// Lists the nodes for a look. However late the watch is, the list shows what there is now. The watch waits
+/// meanwhile, so that the list lacks nothing that the watch had told before.
+struct Listing {
+    shared: Arc<Shared>,
+    under_way: Option<BoxFuture<'static, Result<Found>>>,
+    /// Not before this moment, after the store failed.
+    pause_until: Moment,
+}
+
+impl Listing {
+    fn new(shared: Arc<Shared>) -> Self {
+        let pause_until = shared.clock.now();
+        Self { shared, under_way: None, pause_until }
+    }
+
+    fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Begins where this look is still to come, and the watch is there to tell what changes afterwards.
+    fn begin(&mut self, view: &View, look: u64) {
+        let is_due = view.looks() < look && view.is_ready() && !view.is_interrupted();
+        if is_due && !self.is_under_way() && self.shared.clock.now() >= self.pause_until {
+            let shared = Arc::clone(&self.shared);
+            let list =
+                async move { Ok((shared.call("nodes", shared.discovery.nodes()).await?, look)) };
+            self.under_way = Some(list.boxed());
+        }
+    }
+
+    /// What was found. Nothing comes while no list is under way.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    async fn next(&mut self) -> Result<Found> {
+        let Some(list) = &mut self.under_way else { return std::future::pending().await };
+        let found = list.await;
+        self.under_way = None;
+        if found.is_err() {
+            self.pause_until = self.shared.clock.now().plus(self.shared.stall_tick());
+        }
+        found
+    }
+}
+
+fn take_found(shared: &Shared, view: &mut View, found: Result<Found>) -> bool {
+    match found {
+        Ok((records, look)) => view.on_found(records, look, shared.clock.now()),
+        Err(error) => tracing::debug!(node = %shared.node, %error, "the nodes can't be listed"),
+    }
+    true
 }
 
 /// A store may also be away without the watch noticing.
@@ -410,12 +510,12 @@ fn take_watched(shared: &Shared, view: &mut View, look: u64, watched: Watched<No
             }
             changed
         }
-        Watched::Away(error) => {
+        Watched::Disconnected(error) => {
             tracing::debug!(node = %shared.node, %error, "the nodes can't be watched");
             view.on_interrupted(now);
             false
         }
-        Watched::Back => {
+        Watched::Reconnected => {
             shared.store_answered();
             view.on_back(now);
             false

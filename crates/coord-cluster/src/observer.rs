@@ -11,9 +11,9 @@ use coord_core::{
     Slot, TableName, Term, Version,
 };
 
-use crate::downing::{Posture, Why};
-use crate::events::{Assigned, Cause, Event, EventKind, Migrated};
-use crate::record::{ClusterRecord, RAN_OUT, Rebalance, TableNote};
+use crate::downing::{DownReason, Posture};
+use crate::events::{Assigned, Event, EventKind, EventSource, Migrated};
+use crate::record::{Before, ClusterRecord, RAN_OUT, Rebalance, Run, TableNote};
 use crate::status::{
     Balance, ClusterState, Gating, HostFault, Leader, Member, Role, Status, TableStatus,
 };
@@ -25,8 +25,12 @@ pub(crate) struct Observer {
     leader: Option<Leader>,
     role: Role,
     gating: Gating,
+    /// Why this node, which leads, can't write down what it has to remember.
+    unwritten: Option<String>,
     registered: Option<Incarnation>,
     cluster: Option<Arc<ShardMap>>,
+    /// The members of the life of `_cluster` before this one.
+    former: Vec<Run>,
     /// What its annex says: of nodes whose registrations ran out, their entries say it all.
     record: Arc<ClusterRecord>,
     /// How many members there are of each status.
@@ -39,7 +43,7 @@ pub(crate) struct Observer {
     store_away: bool,
     posture: Posture,
     unreachable: Arc<[NodeId]>,
-    went_down: Option<Why>,
+    went_down: Option<DownReason>,
     faults: BTreeMap<TableName, BTreeMap<ShardId, HostFault>>,
     /// Whether anybody hears which shards change: a version may change all of very many.
     heard: bool,
@@ -51,8 +55,10 @@ impl Observer {
             leader: None,
             role: Role::Follower,
             gating: Gating::None,
+            unwritten: None,
             registered: None,
             cluster: None,
+            former: Vec::new(),
             record: Arc::default(),
             counts: BTreeMap::new(),
             tables: tables.into_iter().map(|name| (name, None)).collect(),
@@ -131,13 +137,25 @@ impl Observer {
 
     pub(crate) fn on_role(&mut self, role: Role) {
         self.role = role;
+        if role != Role::Leader {
+            self.unwritten = None;
+        }
+    }
+
+    /// Why this node, which leads, can't write down what it has to remember.
+    pub(crate) fn unwritten(&self) -> Option<&str> {
+        self.unwritten.as_deref()
+    }
+
+    pub(crate) fn on_unwritten(&mut self, why: Option<String>) {
+        self.unwritten = why;
     }
 
     pub(crate) fn on_gating(&mut self, gating: Gating) -> Vec<Event> {
         if std::mem::replace(&mut self.gating, gating) == gating {
             return Vec::new();
         }
-        vec![Event::new(Cause::Local, EventKind::GatingChanged { gating })]
+        vec![Event::new(EventSource::Local, EventKind::GatingChanged { gating })]
     }
 
     /// The leader's lease is held so, or by nobody.
@@ -159,11 +177,14 @@ impl Observer {
                 None => "the lease was released or ran out".to_owned(),
             };
             let Leader { node, term, .. } = old;
-            events
-                .push(Event::new(Cause::Term(term), EventKind::LeadershipLost { node, term, why }));
+            events.push(Event::new(
+                EventSource::Term(term),
+                EventKind::LeadershipLost { node, term, why },
+            ));
         }
         if let Some(Leader { node, term, .. }) = now.clone() {
-            events.push(Event::new(Cause::Term(term), EventKind::LeaderElected { node, term }));
+            events
+                .push(Event::new(EventSource::Term(term), EventKind::LeaderElected { node, term }));
         }
         self.leader = now;
         events
@@ -171,7 +192,7 @@ impl Observer {
 
     pub(crate) fn on_registered(&mut self, incarnation: Incarnation) -> Vec<Event> {
         self.registered = Some(incarnation);
-        vec![Event::new(Cause::Local, EventKind::Registered { incarnation })]
+        vec![Event::new(EventSource::Local, EventKind::Registered { incarnation })]
     }
 
     pub(crate) fn on_registration_lost(
@@ -181,7 +202,25 @@ impl Observer {
     ) -> Vec<Event> {
         self.registered = None;
         let why = why.into();
-        vec![Event::new(Cause::Local, EventKind::RegistrationLost { incarnation, why })]
+        vec![Event::new(EventSource::Local, EventKind::RegistrationLost { incarnation, why })]
+    }
+
+    /// This node's runtime has ended: from now on it is nothing, and knows of nobody.
+    pub(crate) fn on_ended(&mut self) -> Vec<Event> {
+        let led = self.leader.take().filter(|leader| Some(leader.incarnation) == self.registered);
+        self.on_role(Role::Follower);
+        let mut events = self.on_gating(Gating::None);
+        if let Some(Leader { node, term, .. }) = led {
+            let why = "the node ended".to_owned();
+            events.push(Event::new(
+                EventSource::Term(term),
+                EventKind::LeadershipLost { node, term, why },
+            ));
+        }
+        if let Some(incarnation) = self.registered.take() {
+            events.push(Event::new(EventSource::Local, EventKind::Ended { incarnation }));
+        }
+        events
     }
 
     /// The host of a shard failed here.
@@ -192,7 +231,7 @@ impl Observer {
         times: u32,
         why: String,
     ) -> Vec<Event> {
-        vec![Event::new(Cause::Local, EventKind::ShardFailed { table, shard, times, why })]
+        vec![Event::new(EventSource::Local, EventKind::ShardFailed { table, shard, times, why })]
     }
 
     /// What is wrong with shards of this node's host. Each failure has an event of its own.
@@ -210,7 +249,7 @@ impl Observer {
             let shards: Arc<[_]> = now.iter().filter(is_new).map(|(shard, _)| *shard).collect();
             (!shards.is_empty()).then(|| {
                 let table = table.clone();
-                Event::new(Cause::Local, EventKind::ShardsFaulty { table, fault, shards })
+                Event::new(EventSource::Local, EventKind::ShardsFaulty { table, fault, shards })
             })
         };
         let told = [HostFault::StartSlow, HostFault::StopSlow, HostFault::Aborted];
@@ -223,7 +262,7 @@ impl Observer {
         }
         self.store_away = away;
         let kind = if away { EventKind::StoreAway } else { EventKind::StoreBack };
-        vec![Event::new(Cause::Local, kind)]
+        vec![Event::new(EventSource::Local, kind)]
     }
 
     /// The newest version of `_cluster`.
@@ -238,13 +277,13 @@ impl Observer {
         if from == to {
             return Vec::new();
         }
-        vec![Event::new(Cause::Local, EventKind::PostureChanged { from, to, unreachable })]
+        vec![Event::new(EventSource::Local, EventKind::PostureChanged { from, to, unreachable })]
     }
 
     /// This node goes down.
-    pub(crate) fn on_down(&mut self, why: Why) -> Vec<Event> {
+    pub(crate) fn on_down(&mut self, why: DownReason) -> Vec<Event> {
         self.went_down = Some(why);
-        vec![Event::new(Cause::Local, EventKind::WentDown { why })]
+        vec![Event::new(EventSource::Local, EventKind::WentDown { why })]
     }
 
     /// A version of `_cluster`, with what its annex says.
@@ -259,12 +298,31 @@ impl Observer {
         if !Arc::ptr_eq(&self.record, &record) {
             record_diff(&self.record, &record, &mut kinds);
         }
+        let uid = map.as_ref().map(|map| map.uid());
+        if self.cluster.as_ref().is_some_and(|cluster| Some(cluster.uid()) != uid) {
+            let members = self.runs();
+            if !members.is_empty() {
+                self.former = members;
+            }
+        }
         self.cluster = map;
         self.record = record;
         let mut events: Vec<_> =
             kinds.into_iter().map(|kind| Event::new(cause.clone(), kind)).collect();
         events.extend(self.refresh(&cause));
         events
+    }
+
+    /// What is known of the members, whichever life of `_cluster` the store has.
+    pub(crate) fn before(&self) -> Before {
+        let life = self.cluster.as_ref().map(|cluster| cluster.uid());
+        Before { life, members: self.runs(), former: self.former.clone() }
+    }
+
+    /// The members who may host.
+    fn runs(&self) -> Vec<Run> {
+        let run = |node: &NodeEntry| Run { node: node.id.clone(), incarnation: node.incarnation };
+        self.members().filter(|node| node.status.may_host()).map(run).collect()
     }
 
     /// A version of a table.
@@ -317,7 +375,7 @@ impl Observer {
     }
 
     /// Finds the state of the cluster as a whole anew.
-    fn refresh(&mut self, cause: &Cause) -> Vec<Event> {
+    fn refresh(&mut self, cause: &EventSource) -> Vec<Event> {
         let active = self.count(NodeStatus::Active);
         let state = match active {
             0 if self.had_nodes || !self.counts.is_empty() => ClusterState::NoNodes,
@@ -442,6 +500,7 @@ impl Observer {
             ),
             leads: self.role == Role::Leader,
             gating: self.gating,
+            unwritten: self.unwritten.is_some(),
             term: self.leader.as_ref().map(|leader| leader.term),
             rebalancing: self.state == ClusterState::MultiNode(Balance::Rebalancing),
         }
@@ -485,6 +544,7 @@ impl Observer {
             leader: self.leader.clone(),
             role: self.role,
             gating: self.gating,
+            unwritten: self.unwritten.clone(),
             registered: self.registered,
             members,
             tables: tables.collect(),
@@ -501,6 +561,10 @@ impl Observer {
                 .iter()
                 .map(|(table, shards)| (table.clone(), shards.keys().copied().collect()))
                 .collect(),
+            suspended: {
+                let notes = self.record.nodes.iter();
+                notes.filter(|(_, n)| n.suspended.is_some()).map(|(id, _)| id.clone()).collect()
+            },
             store_away: self.store_away,
             posture: self.posture,
             unreachable: self.unreachable.to_vec(),
@@ -525,9 +589,9 @@ fn in_slot(map: Option<&ShardMap>, at: usize) -> Option<&NodeEntry> {
     map?.nodes().get(at)?.as_ref()
 }
 
-fn cause(table: &TableName, map: Option<&ShardMap>) -> Cause {
+fn cause(table: &TableName, map: Option<&ShardMap>) -> EventSource {
     let version = map.map_or(Version::ZERO, ShardMap::version);
-    Cause::Version { table: table.clone(), version }
+    EventSource::Version { table: table.clone(), version }
 }
 
 fn member_diff(
@@ -830,7 +894,8 @@ mod tests {
         ] {
             assert_eq!(kinds(&events).iter().filter(|heard| **heard == kind).count(), 1, "{kind}");
         }
-        let cause = Cause::Version { table: TableName::cluster(), version: cluster.version() };
+        let cause =
+            EventSource::Version { table: TableName::cluster(), version: cluster.version() };
         assert!(events.iter().all(|event| event.cause == cause));
 
         let to_third = after(&table, &nodes, &[0, 0, 2, 2]);
@@ -851,7 +916,7 @@ mod tests {
         let (holder, term) = leader("n2", 7);
         let events = observer.on_leader(Some((&holder, term)));
         assert_eq!(events.len(), 2, "one term ends, another begins: {events:?}");
-        assert_eq!(events[0].cause, Cause::Term(Term::from_u64(1)));
+        assert_eq!(events[0].cause, EventSource::Term(Term::from_u64(1)));
         assert_eq!(events[1].kind, EventKind::LeaderElected { node: id("n2"), term });
         let (late, older) = leader("n1", 1);
         assert_eq!(observer.on_leader(Some((&late, older))), []);

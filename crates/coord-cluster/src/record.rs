@@ -54,6 +54,10 @@ pub(crate) struct ClusterRecord {
     /// Shards that crashed hosts have had in common.
     #[serde(default, skip_serializing_if = "Suspicions::is_empty")]
     pub(crate) suspicions: Suspicions,
+    /// The record of an earlier life of `_cluster` is lost, and with it who may host besides those that are
+    /// registered. It holds until a whole node TTL has passed on the clock of one leader.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) lost: bool,
 }
 
 /// One life of a table, from its creation to its deletion.
@@ -70,6 +74,24 @@ pub(crate) struct Life {
 pub(crate) struct Run {
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
+}
+
+/// What a process knows of the members, as `_cluster` said while it was stored.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Before {
+    /// Which life of `_cluster`.
+    pub(crate) life: Option<TableUid>,
+    /// Who may host, by that one.
+    pub(crate) members: Vec<Run>,
+    /// Who could, by the one before.
+    pub(crate) former: Vec<Run>,
+}
+
+impl Before {
+    /// Who may host by a life that came before this one.
+    pub(crate) fn this(&self, life: TableUid) -> &[Run] {
+        if self.life.is_some_and(|known| known != life) { &self.members } else { &self.former }
+    }
 }
 
 /// Why a shard is parked.
@@ -158,9 +180,23 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// Nothing of the run goes on.
-    pub(crate) fn over(incarnation: Incarnation, why: impl Into<String>) -> Self {
-        Self { incarnation, why: why.into(), runs_on: None, downed: false }
+    pub(crate) fn over(incarnation: Incarnation, why: &str) -> Self {
+        Self { incarnation, why: brief(why), runs_on: None, downed: false }
     }
+}
+
+/// The most bytes that are kept of a text for people: what is stored is bounded, and has to hold what others
+/// rely on.
+const TEXT_BYTES_MAX: usize = 256;
+
+/// A text for people as it is stored: of a long one the beginning and its length.
+pub(crate) fn brief(text: &str) -> String {
+    if text.len() <= TEXT_BYTES_MAX {
+        return text.to_owned();
+    }
+    let ends = text.char_indices().map(|(at, char)| at + char.len_utf8());
+    let end = ends.take_while(|end| *end <= TEXT_BYTES_MAX).last().unwrap_or_default();
+    format!("{}… ({} bytes)", &text[..end], text.len())
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
@@ -200,6 +236,7 @@ impl Default for ClusterRecord {
             parked: BTreeMap::new(),
             lives: BTreeMap::new(),
             suspicions: Suspicions::default(),
+            lost: false,
         }
     }
 }
@@ -445,6 +482,10 @@ mod tests {
         // Without them, those of the version before can read it.
         record.parked.clear();
         assert!(record.write().expect("writes").starts_with(br#"{"format":2,"#));
+        let lost = ClusterRecord { format: 2, lost: true, ..ClusterRecord::default() };
+        let bytes = lost.write().expect("writes");
+        assert_eq!(&bytes[..], br#"{"format":2,"paused":false,"lost":true}"#);
+        assert_eq!(ClusterRecord::read(&bytes).expect("reads"), lost);
     }
 
     #[test]

@@ -9,7 +9,8 @@ mod sampler;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use async_trait::async_trait;
 use coord_core::{Epoch, Fence, Incarnation, Moment, ShardId, TableName, TableUid};
@@ -19,17 +20,20 @@ use tokio::sync::watch;
 pub(crate) use self::driver::run;
 #[cfg(test)]
 pub(crate) use self::hosting::{Hosting, Order, Times};
-use crate::gate::Gate;
+use crate::gate::{Gate, Permit};
 
 /// Why a host can't start a shard. Any error fits, by `?` too.
 pub type HostError = Box<dyn Error + Send + Sync>;
 
 /// What a service does when shards come and go. Both calls for one shard never overlap.
 ///
-/// A shard counts as running from the call of `start` until `stop` has returned. Both are dropped at the
-/// registration's deadline if they still run then; what they have set off by themselves has to run under
-/// [`ShardFence::run`], or to look at [`ShardFence::is_current`] before each of its effects. Where
-/// neither can be done, the setting `exit_at_deadline` ends the process.
+/// A shard counts as running from the call of `start` until `stop` has returned, and beyond that for as long
+/// as any of its code goes on: `start`, `stop`, [`load`](Self::load), the handling of a message, and what runs
+/// under [`ShardFence::run`]. They are dropped at the registration's deadline if they still run then; what
+/// they have set off by themselves has to run under [`ShardFence::run`], or to look at
+/// [`ShardFence::is_current`] before each of its effects. What does not give way to the runtime can't be
+/// dropped: nobody else is told that it has stopped before it returns, and the setting `exit_at_deadline` ends
+/// the process.
 #[async_trait]
 pub trait Host: fmt::Debug + Send + Sync + 'static {
     /// Begins to host a shard, and returns when it is ready. The fence is good for as long as this node
@@ -106,14 +110,28 @@ pub struct ShardFence(Arc<Inner>);
 struct Inner {
     gate: Arc<Gate>,
     run: Incarnation,
+    /// Held by all that works for the shard.
+    stay: Weak<Permit>,
     token: Mutex<ShardToken>,
     ended: watch::Sender<bool>,
 }
 
 impl ShardFence {
-    pub(crate) fn new(gate: Arc<Gate>, run: Incarnation, token: ShardToken) -> Self {
-        let ended = watch::Sender::new(false);
-        Self(Arc::new(Inner { gate, run, token: Mutex::new(token), ended }))
+    pub(crate) fn new(
+        gate: Arc<Gate>,
+        run: Incarnation,
+        stay: &Arc<Permit>,
+        token: ShardToken,
+    ) -> Self {
+        let (token, ended) = (Mutex::new(token), watch::Sender::new(false));
+        Self(Arc::new(Inner { gate, run, stay: Arc::downgrade(stay), token, ended }))
+    }
+
+    /// What a piece of work for the shard holds until nothing of it is left; none where it must not begin.
+    pub(crate) fn stay(&self) -> Option<Arc<Permit>> {
+        // In this order: whoever finds that nobody holds it knows that nobody will.
+        let stay = self.0.stay.upgrade()?;
+        self.is_current().then_some(stay)
     }
 
     /// Whether this node may act for the shard now: the host has not stopped it, and the clock has not
@@ -157,15 +175,19 @@ impl ShardFence {
     }
 
     /// Does this work while the fence is current, and drops it then; what it returned, if it came to its
-    /// end.
+    /// end. The shard counts as running here until the work has returned or is dropped: a future of this
+    /// that was polled once and is kept without being polled again keeps the shard.
     ///
     /// # Cancel safety
     /// The work is dropped.
     pub async fn run<T>(&self, work: impl Future<Output = T> + Send) -> Option<T> {
+        let _stay = self.stay()?;
+        // Taken in after the stay, so that it is dropped before it.
+        let mut work = pin!(work);
         tokio::select! {
             biased;
             () = self.ended() => None,
-            done = work => Some(done),
+            done = &mut work => Some(done),
         }
     }
 

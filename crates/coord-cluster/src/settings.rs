@@ -2,20 +2,36 @@
 
 mod layers;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use coord_core::{Error, ReplicationFactor, Result, ShardCount, TableHeader, Ttl};
+use coord_core::{
+    Error, NODES_MAX, ReplicationFactor, Result, SHARDS_MAX, ShardCount, TableHeader, Ttl,
+};
+use coord_placement::{
+    Balanced, ConsistentHash, LoadAware, PlacementStrategy, Rendezvous, VIRTUAL_NODES_DEFAULT,
+    VIRTUAL_NODES_MAX,
+};
 use serde::{Deserialize, Serialize};
 
 use self::layers::{merge, put, scalar};
 use crate::downing::{DowningSettings, Strategy};
-use crate::duration;
+use crate::duration::{self, show};
 use crate::poison::PoisonSettings;
 
 /// What environment variables begin with: `COORD_CLUSTER_NODE_TTL=30s` sets `node_ttl`.
 pub const ENV_PREFIX: &str = "COORD_CLUSTER_";
 /// The most events that wait for a slow listener.
 pub const EVENT_BUFFER_MAX: usize = 65_536;
+/// The shortest interval at which the store may be asked for the same thing again and again.
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(24 * 3_600);
+/// The least share of nodes at which the mass failure brake may hold.
+const BRAKE_MIN: f64 = 0.01;
+/// The most crashes after which a shard is parked.
+const POISON_CRASHES_MAX: u32 = 100;
 
 /// The settings of the runtime.
 ///
@@ -26,76 +42,82 @@ pub const EVENT_BUFFER_MAX: usize = 65_536;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// TTL of the leader's lease; 10 s.
+    /// TTL of the leader's lease, 1 s to 24 h; 10 s.
     #[serde(with = "duration")]
     pub leader_ttl: Duration,
-    /// How often the leader renews it; 3 s.
+    /// How often the leader renews it; 3 s, at least 50 ms.
     #[serde(with = "duration")]
     pub leader_renew: Duration,
-    /// How often a candidate tries without being woken by the watch; 2 s.
+    /// How often a candidate tries without being woken by the watch; 2 s, at least 50 ms.
     #[serde(with = "duration")]
     pub leader_retry: Duration,
-    /// TTL of the leases that gate sharding and singletons; 30 s.
+    /// TTL of the leases that gate sharding and singletons, 1 s to 24 h; 30 s.
     #[serde(with = "duration")]
     pub sharding_ttl: Duration,
-    /// How often they are tried for without being woken by the watch; 5 s.
+    /// How often they are tried for without being woken by the watch; 5 s, at least 50 ms.
     #[serde(with = "duration")]
     pub sharding_retry: Duration,
-    /// How often a node renews its registration; 30 s.
+    /// How often a node renews its registration; 30 s, at least 50 ms and at most a third of `node_ttl`.
     #[serde(with = "duration")]
     pub heartbeat: Duration,
-    /// TTL of a registration; 90 s.
+    /// TTL of a registration, 1 s to 24 h; 90 s.
     #[serde(with = "duration")]
     pub node_ttl: Duration,
-    /// Time limit of one request to the store; 2 s.
+    /// Time limit of one request to the store; 2 s, at least 50 ms and below a third of each TTL.
     #[serde(with = "duration")]
     pub request_timeout: Duration,
     /// How long a change of the topology waits for others, so that a burst of joins and failures makes
-    /// one rebalance; 500 ms.
+    /// one rebalance, at most 1 h; 500 ms.
     #[serde(with = "duration")]
     pub rebalance_delay: Duration,
-    /// How often the balance is looked at without a change; 5 min.
+    /// How often the balance is looked at without a change, 1 s to 24 h; 5 min.
     #[serde(with = "duration")]
     pub rebalance_check: Duration,
-    /// After this, a failed node is forgotten; 10 min.
+    /// After this, a failed node is forgotten, 1 s to 30 days; 10 min.
     #[serde(with = "duration")]
     pub remove_after: Duration,
-    /// How long after its expiry a node that comes back under its id keeps its shards; 0.
+    /// How long after its expiry a node that comes back under its id keeps its shards, at most `remove_after`; 0.
     #[serde(with = "duration")]
     pub restart_grace: Duration,
-    /// The first assignment waits for this many active nodes; 1.
+    /// The first assignment waits for this many active nodes, 1 to 65,534; 1.
     pub min_members: u32,
     /// The share of nodes that may vanish inside one node TTL before no more of them are declared failed,
-    /// above 0 and at most 1; 0.5. It applies from 5 nodes on.
+    /// 0.01 to 1; 0.5. It applies from 5 nodes on, and to each node for three node TTLs at the most, or until
+    /// [`Command::MarkNodeFailed`](crate::Command::MarkNodeFailed) gives it up at once.
     pub mass_failure_brake: f64,
-    /// After so many crashes of its hosts in a row a shard is parked, 2 or more, or 0 for never; 3.
+    /// After so many crashes of its hosts in a row a shard is parked, 2 to 100, or 0 for never; 3.
     pub poison_crashes: u32,
-    /// How long after the start of a shard a crash of its host still speaks against it; 10 s.
+    /// How long after the start of a shard a crash of its host still speaks against it, 1 s to 1 h; 10 s.
     #[serde(with = "duration")]
     pub poison_soon: Duration,
-    /// Within which time those crashes come; 1 h.
+    /// Within which time those crashes come, `poison_soon` to 30 days; 1 h.
     #[serde(with = "duration")]
     pub poison_window: Duration,
-    /// After this a parked shard is given another try; 6 h.
+    /// After this a parked shard is given another try, 1 s to 30 days; 6 h.
     #[serde(with = "duration")]
     pub poison_release: Duration,
-    /// Shards of a table, 1 to 2^24; 1024.
+    /// Shards of a table for which the code does not say it ([`Table`](crate::Table)), 1 to 2^24; 1024.
     pub shards: ShardCount,
-    /// Owners of each shard, 1 to 7; 1.
+    /// Owners of each shard of such a table, 1 to 7; 1.
     pub replicas: ReplicationFactor,
-    /// Virtual nodes of the ring strategy, 1 to 10,000; 150.
-    pub virtual_nodes: u32,
-    /// How many shards of a table may be in motion at once; 10 % of them, at least 1, where it is unset.
+    /// What places the shards of such a table; balanced.
+    pub strategy: Strategies,
+    /// Virtual nodes of a node on the ring where such a table is placed by one, 1 to 4096; 150.
+    pub virtual_nodes: u16,
+    /// How many shards of a table may be in motion at once, 1 to 2^24; 10 % of them, at least 1, where it is unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub motions_max: Option<u32>,
-    /// After this, a handoff is reported as stuck, and the start or the stop of a shard as slow; 60 s.
+    /// After this, a handoff is reported as stuck, and the start or the stop of a shard as slow, 1 s to 24 h;
+    /// 60 s.
     #[serde(with = "duration")]
     pub handoff_timeout: Duration,
-    /// How long a node takes at most to stop its shards; a sixth of the node TTL where it is unset.
+    /// How long a node takes at most to stop its shards, at least 50 ms; a sixth of the node TTL where it is
+    /// unset.
     #[serde(with = "duration::optional", skip_serializing_if = "Option::is_none")]
     pub stop_budget: Option<Duration>,
     /// Whether the process ends where a shard still runs after the deadline of its registration although
-    /// it was aborted; false. For work that can neither be aborted nor looks at its fence.
+    /// it was aborted, whatever of it runs, and also where it keeps all threads of the runtime busy; false. For
+    /// work that can neither be aborted nor looks at its fence.
     pub exit_at_deadline: bool,
     /// Whether this node stands for election, if it has a place; true.
     pub candidate: bool,
@@ -111,11 +133,27 @@ pub struct Settings {
     /// Not by default: a newer version is not a better one while an update may still be rolled back.
     #[serde(with = "duration::optional", skip_serializing_if = "Option::is_none")]
     pub newer_leads_after: Option<Duration>,
-    /// How many events wait for a slow listener before it misses some; 1024.
+    /// How many events wait for a slow listener before it misses some, 1 to 65,536; 1024.
     pub event_buffer: usize,
     /// Which side of a partition goes on; nothing is decided, and no node is probed, where it is unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downing: Option<DowningSettings>,
+}
+
+/// The strategies that can be chosen by a setting.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategies {
+    /// [`Balanced`]: even shares with the fewest moves.
+    #[default]
+    Balanced,
+    /// [`ConsistentHash`]: a ring with virtual nodes.
+    ConsistentHash,
+    /// [`Rendezvous`]: the highest random weight.
+    Rendezvous,
+    /// [`LoadAware`]: by how busy the shards are.
+    LoadAware,
 }
 
 impl Default for Settings {
@@ -142,7 +180,8 @@ impl Default for Settings {
             poison_release: 360 * MINUTE,
             shards: ShardCount::default(),
             replicas: ReplicationFactor::default(),
-            virtual_nodes: 150,
+            strategy: Strategies::Balanced,
+            virtual_nodes: VIRTUAL_NODES_DEFAULT,
             motions_max: None,
             handoff_timeout: MINUTE,
             stop_budget: None,
@@ -236,10 +275,23 @@ impl Settings {
         all.try_into().map_err(|e| bad_settings(&e))
     }
 
-    /// The header of a table with these settings.
+    /// The header of a table whose header is not given in code.
     #[must_use]
     pub fn header(&self) -> TableHeader {
         TableHeader::new(self.shards).with_replicas(self.replicas)
+    }
+
+    /// What places the shards of a table for which that is not given in code.
+    #[must_use]
+    pub fn placement_strategy(&self) -> Arc<dyn PlacementStrategy> {
+        match self.strategy {
+            Strategies::Balanced => Arc::new(Balanced::default()),
+            Strategies::ConsistentHash => {
+                Arc::new(ConsistentHash::new().with_virtual_nodes(self.virtual_nodes))
+            }
+            Strategies::Rendezvous => Arc::new(Rendezvous::default()),
+            Strategies::LoadAware => Arc::new(LoadAware::default()),
+        }
     }
 
     /// How long a node takes at most to stop its shards.
@@ -264,6 +316,11 @@ impl Settings {
         (ttl / 10).max(Duration::from_millis(100))
     }
 
+    /// How long after it was aborted a shard counts as running on: half of the margin of the node TTL.
+    pub(crate) fn grace(&self) -> Duration {
+        Self::margin(self.node_ttl) / 2
+    }
+
     /// Checks all settings together.
     ///
     /// # Errors
@@ -275,6 +332,7 @@ impl Settings {
                 faults.push(why);
             }
         };
+        self.check_limits(&mut must);
         self.check_leases(&mut must);
         self.check_membership(&mut must);
         self.check_balance(&mut must);
@@ -316,24 +374,10 @@ impl Settings {
                 self.leader_renew, self.request_timeout
             ),
         );
-        let retries = [
-            ("leader_renew", self.leader_renew),
-            ("leader_retry", self.leader_retry),
-            ("sharding_retry", self.sharding_retry),
-            ("request_timeout", self.request_timeout),
-        ];
-        for (name, duration) in retries {
-            must(!duration.is_zero(), format!("{name} is 0"));
-        }
         if let Some(after) = self.newer_leads_after {
             let ttl = self.leader_ttl;
             must(after >= ttl, format!("newer_leads_after {after:?} is below leader_ttl {ttl:?}"));
         }
-        let candidates = self.candidates;
-        must(
-            candidates == 0 || candidates >= 3,
-            format!("candidates is {candidates}; it is at least 3, or 0 for all"),
-        );
         must(
             self.leader_retry < self.leader_ttl,
             format!(
@@ -351,7 +395,6 @@ impl Settings {
     }
 
     fn check_membership(&self, must: &mut impl FnMut(bool, String)) {
-        must(!self.heartbeat.is_zero(), "heartbeat is 0".to_owned());
         must(
             self.heartbeat <= self.node_ttl / 3,
             format!(
@@ -372,25 +415,13 @@ impl Settings {
                 self.stop_budget()
             ),
         );
-        must(self.min_members >= 1, "min_members is 0; it is at least 1".to_owned());
-        let brake = self.mass_failure_brake;
         must(
-            brake > 0.0 && brake <= 1.0,
-            format!("mass_failure_brake {brake} is not above 0 and at most 1"),
+            self.poison_soon <= self.poison_window,
+            format!(
+                "poison_soon {:?} is above poison_window {:?}: no crash but the last would count",
+                self.poison_soon, self.poison_window
+            ),
         );
-        must(
-            self.poison_crashes != 1,
-            "poison_crashes is 1; one crash accuses nobody, so it is at least 2, or 0 for never"
-                .to_owned(),
-        );
-        let poison = [
-            ("poison_soon", self.poison_soon),
-            ("poison_window", self.poison_window),
-            ("poison_release", self.poison_release),
-        ];
-        for (name, duration) in poison {
-            must(!duration.is_zero(), format!("{name} is 0"));
-        }
         must(
             self.restart_grace <= self.remove_after,
             format!(
@@ -416,14 +447,67 @@ impl Settings {
                 self.handoff_timeout
             ),
         );
+    }
+
+    /// Each setting by itself has a least and a most.
+    fn check_limits(&self, must: &mut impl FnMut(bool, String)) {
+        let durations = [
+            ("leader_renew", Some(self.leader_renew), INTERVAL_MIN, DAY),
+            ("leader_retry", Some(self.leader_retry), INTERVAL_MIN, DAY),
+            ("sharding_retry", Some(self.sharding_retry), INTERVAL_MIN, DAY),
+            ("heartbeat", Some(self.heartbeat), INTERVAL_MIN, DAY),
+            ("request_timeout", Some(self.request_timeout), INTERVAL_MIN, DAY),
+            ("rebalance_delay", Some(self.rebalance_delay), Duration::ZERO, HOUR),
+            ("rebalance_check", Some(self.rebalance_check), SECOND, DAY),
+            ("remove_after", Some(self.remove_after), SECOND, 30 * DAY),
+            ("restart_grace", Some(self.restart_grace), Duration::ZERO, 30 * DAY),
+            ("poison_soon", Some(self.poison_soon), SECOND, HOUR),
+            ("poison_window", Some(self.poison_window), SECOND, 30 * DAY),
+            ("poison_release", Some(self.poison_release), SECOND, 30 * DAY),
+            ("handoff_timeout", Some(self.handoff_timeout), SECOND, DAY),
+            ("stop_budget", self.stop_budget, INTERVAL_MIN, DAY),
+            ("newer_leads_after", self.newer_leads_after, SECOND, 30 * DAY),
+        ];
+        for (name, duration, least, most) in durations {
+            let Some(duration) = duration else { continue };
+            must(
+                (least..=most).contains(&duration),
+                format!("{name} {duration:?} is not {} to {}", show(least), show(most)),
+            );
+        }
+        let nodes_max = u64::try_from(NODES_MAX).unwrap_or(u64::MAX);
+        let shards_max = u64::from(SHARDS_MAX);
+        let buffer = u64::try_from(self.event_buffer).unwrap_or(u64::MAX);
+        let buffer_max = u64::try_from(EVENT_BUFFER_MAX).unwrap_or(u64::MAX);
+        let numbers = [
+            ("min_members", self.min_members.into(), 1, nodes_max),
+            ("virtual_nodes", self.virtual_nodes.into(), 1, VIRTUAL_NODES_MAX.into()),
+            ("motions_max", self.motions_max.unwrap_or(1).into(), 1, shards_max),
+            ("event_buffer", buffer, 1, buffer_max),
+        ];
+        for (name, number, least, most) in numbers {
+            must(
+                (least..=most).contains(&number),
+                format!("{name} {number} is not {least} to {most}"),
+            );
+        }
+        let candidates = self.candidates;
         must(
-            (1..=10_000).contains(&self.virtual_nodes),
-            format!("virtual_nodes {} is not 1 to 10000", self.virtual_nodes),
+            candidates == 0 || (3..=nodes_max).contains(&candidates.into()),
+            format!("candidates is {candidates}; it is 3 to {nodes_max}, or 0 for all"),
         );
-        must(self.motions_max != Some(0), "motions_max is 0; it is at least 1".to_owned());
+        let crashes = self.poison_crashes;
         must(
-            (1..=EVENT_BUFFER_MAX).contains(&self.event_buffer),
-            format!("event_buffer {} is not 1 to {EVENT_BUFFER_MAX}", self.event_buffer),
+            crashes == 0 || (2..=POISON_CRASHES_MAX).contains(&crashes),
+            format!(
+                "poison_crashes is {crashes}; one crash accuses nobody, so it is 2 to \
+                 {POISON_CRASHES_MAX}, or 0 for never"
+            ),
+        );
+        let brake = self.mass_failure_brake;
+        must(
+            (BRAKE_MIN..=1.0).contains(&brake),
+            format!("mass_failure_brake {brake} is not {BRAKE_MIN} to 1"),
         );
     }
 }
@@ -459,6 +543,8 @@ fn bad_settings(error: &dyn std::error::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use coord_placement::{Assignment, Candidate, PlanSettings};
+
     use super::*;
     use crate::downing::Detecting;
 
@@ -490,7 +576,7 @@ mod tests {
             "min_members",
             "mass_failure_brake",
             "poison_crashes is 1",
-            "poison_soon is 0",
+            "poison_soon 0ns is not 1s to 1h",
             "node_ttl 500ms is not 1 s",
             "request_timeout 2s is not below a third of node_ttl",
             "stop_budget",
@@ -499,6 +585,110 @@ mod tests {
         ] {
             assert!(text.contains(name), "{name} is missing in {text}");
         }
+    }
+
+    #[test]
+    fn each_setting_has_a_least_and_a_most() {
+        const AGES: Duration = Duration::MAX;
+        let ms = Duration::from_millis;
+        type Set = fn(&mut Settings, Duration);
+        let durations: [(&str, Set, Duration); 15] = [
+            ("leader_renew", |s, d| s.leader_renew = d, ms(49)),
+            ("leader_retry", |s, d| s.leader_retry = d, ms(49)),
+            ("sharding_retry", |s, d| s.sharding_retry = d, ms(49)),
+            ("heartbeat", |s, d| s.heartbeat = d, ms(1)),
+            ("request_timeout", |s, d| s.request_timeout = d, ms(1)),
+            ("rebalance_delay", |s, d| s.rebalance_delay = d, AGES / 5 + ms(1)),
+            ("rebalance_check", |s, d| s.rebalance_check = d, ms(999)),
+            ("remove_after", |s, d| s.remove_after = d, ms(1)),
+            ("restart_grace", |s, d| s.restart_grace = d, 31 * DAY),
+            ("poison_soon", |s, d| s.poison_soon = d, ms(1)),
+            ("poison_window", |s, d| s.poison_window = d, ms(1)),
+            ("poison_release", |s, d| s.poison_release = d, Duration::ZERO),
+            ("handoff_timeout", |s, d| s.handoff_timeout = d, Duration::ZERO),
+            ("stop_budget", |s, d| s.stop_budget = Some(d), Duration::ZERO),
+            ("newer_leads_after", |s, d| s.newer_leads_after = Some(d), Duration::ZERO),
+        ];
+        for (name, set, bad) in durations {
+            for bad in [bad, AGES] {
+                let mut settings = Settings::default();
+                set(&mut settings, bad);
+                let error = settings.validate().expect_err(name).to_string();
+                assert!(error.contains(&format!("{name} {bad:?} is not ")), "{name}: {error}");
+            }
+        }
+        type Count = fn(&mut Settings, u32);
+        let counts: [(&str, Count, &[u32]); 6] = [
+            ("min_members", |s, n| s.min_members = n, &[0, 65_535]),
+            ("virtual_nodes", |s, n| s.virtual_nodes = n.try_into().expect("small"), &[0, 4097]),
+            ("motions_max", |s, n| s.motions_max = Some(n), &[0, (1 << 24) + 1]),
+            ("candidates", |s, n| s.candidates = n, &[1, 2, 65_535]),
+            ("poison_crashes", |s, n| s.poison_crashes = n, &[1, 101]),
+            ("event_buffer", |s, n| s.event_buffer = n as usize, &[0, 65_537]),
+        ];
+        for (name, set, all) in counts {
+            for bad in all {
+                let mut settings = Settings::default();
+                set(&mut settings, *bad);
+                let error = settings.validate().expect_err(name).to_string();
+                let named = error.contains(name) && error.contains(&bad.to_string());
+                assert!(named, "{name} {bad}: {error}");
+            }
+        }
+        for bad in [1e-300, 0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
+            let settings = Settings { mass_failure_brake: bad, ..Settings::default() };
+            let error = settings.validate().expect_err("a bad brake").to_string();
+            assert!(error.contains("mass_failure_brake"), "{error}");
+        }
+        let mut settings = Settings { poison_window: 5 * SECOND, ..Settings::default() };
+        let error = settings.validate().expect_err("a contradiction").to_string();
+        assert!(error.contains("poison_soon 10s is above poison_window 5s"), "{error}");
+        settings.poison_soon = 5 * SECOND;
+        settings.validate().expect("valid");
+    }
+
+    #[test]
+    fn no_duration_is_too_long_to_be_judged() {
+        let ages = Duration::MAX;
+        let downing = DowningSettings::default().with_stable_after(ages).with_probe_every(ages);
+        let settings = Settings {
+            leader_ttl: ages,
+            leader_renew: ages,
+            sharding_ttl: ages,
+            node_ttl: ages,
+            heartbeat: ages,
+            request_timeout: ages,
+            stop_budget: Some(ages),
+            downing: Some(downing),
+            ..Settings::default()
+        };
+        let error = settings.validate().expect_err("far too long").to_string();
+        assert!(error.contains("downing: stable_after"), "{error}");
+    }
+
+    #[test]
+    fn the_settings_of_tables_place_them() {
+        let plan = |text: &str| {
+            let settings = Settings::default().with_toml(text).expect("reads");
+            settings.validate().expect("valid");
+            let node = |n| coord_core::NodeId::new(format!("n{n}")).expect("a name");
+            let nodes: Vec<_> = (1..=5).map(|n| Candidate::new(node(n))).collect();
+            let header = settings.header();
+            let none = Assignment::empty(header.shards, header.replicas);
+            let strategy = settings.placement_strategy();
+            let plan = strategy.plan(&none, &nodes, &PlanSettings::default()).expect("a plan");
+            plan.into_next().raw_owners().to_vec()
+        };
+        assert_eq!(plan("").len(), 1024);
+        assert_eq!(plan("shards = 64").len(), 64);
+        assert_eq!(plan("replicas = 3").len(), 3 * 1024);
+        let ring = plan("strategy = 'consistent-hash'");
+        assert_ne!(ring, plan(""));
+        assert_eq!(ring, plan("strategy = 'consistent-hash'\nvirtual_nodes = 150"));
+        assert_ne!(ring, plan("strategy = 'consistent-hash'\nvirtual_nodes = 10"));
+        assert_ne!(ring, plan("strategy = 'rendezvous'"));
+        let error = Settings::default().with_toml("strategy = 'best'").expect_err("unknown");
+        assert!(error.to_string().contains("best"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coord_core::session::Tenure;
+use coord_core::session::HeldLease;
 use coord_core::{
     Clock, Discovery, Error, Incarnation, Lease, Load, LoadReport, Moment, NodeId, Placement,
     Report, Result, ShardMap, TableName,
@@ -14,8 +14,8 @@ use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::coordinator::{Seen, Spec, Verdict};
-use crate::downing::Why;
-use crate::events::{Cause, Event};
+use crate::downing::DownReason;
+use crate::events::{Event, EventSource};
 use crate::gate::Gate;
 use crate::gating::GatingLease;
 use crate::membership::{Judging, View};
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     /// How often the registrations were to be looked at anew.
     pub(crate) looks: watch::Sender<u64>,
     /// This node's term, while it leads.
-    pub(crate) tenure: watch::Sender<Option<Tenure>>,
+    pub(crate) tenure: watch::Sender<Option<HeldLease>>,
     /// Told of each change of what this node knows.
     news: watch::Sender<()>,
     events: broadcast::Sender<Arc<Event>>,
@@ -182,7 +182,7 @@ impl Shared {
         for event in events {
             telemetry::event(&event.kind);
             // Of what all nodes see, the leader's log is enough.
-            if leads || event.cause == Cause::Local {
+            if leads || event.cause == EventSource::Local {
                 tracing::info!(node = %self.node, cause = ?event.cause, "{}", event.kind);
             }
             // Nobody may be listening.
@@ -288,7 +288,7 @@ impl Shared {
     }
 
     /// This node goes down: told once, and then it ends in order.
-    pub(crate) fn go_down(&self, why: Why) {
+    pub(crate) fn go_down(&self, why: DownReason) {
         if !self.stop.is_cancelled() && !self.look(Observer::is_down) {
             self.observe(|observer| observer.on_down(why));
         }

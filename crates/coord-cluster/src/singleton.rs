@@ -14,7 +14,7 @@
 //! is gone or never began, is given up, so that another node takes over.
 //!
 //! Nothing stops a process that stands still past its deadline: what the job writes to must refuse a
-//! stale [fence](Duty::fence).
+//! stale [fence](JobContext::fence).
 //!
 //! ```
 //! # use coord_core::{Backend, ClusterName, Incarnation, Leases, MemoryBackend, NodeId};
@@ -43,7 +43,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_core::session::{Leases, Tenure};
+use coord_core::session::{HeldLease, Leases};
 use coord_core::{Error, Fence, LeaseName, Moment, Result};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -132,12 +132,12 @@ pub enum State {
 
 /// What a job has in its hands while it runs. Clones are the same.
 #[derive(Clone, Debug)]
-pub struct Duty {
-    tenure: Tenure,
+pub struct JobContext {
+    tenure: HeldLease,
     cancel: CancellationToken,
 }
 
-impl Duty {
+impl JobContext {
     /// What to show to whatever the job writes to.
     #[must_use]
     pub fn fence(&self) -> Fence {

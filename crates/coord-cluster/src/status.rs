@@ -9,7 +9,7 @@ use coord_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::downing::{Posture, Why};
+use crate::downing::{DownReason, Posture};
 
 /// The state of a cluster as a whole.
 #[non_exhaustive]
@@ -206,6 +206,10 @@ pub struct Status {
     pub role: Role,
     /// How this node stands to the lease that gates the coordinator.
     pub gating: Gating,
+    /// Why this node, which leads, can't write down what it has to remember of the cluster, while it can't:
+    /// the record of a cluster is bounded. Members, verdicts and commands wait; unpin or unpark shards, or let
+    /// failed nodes be forgotten, to make room.
+    pub unwritten: Option<String>,
     /// This node's run, while it is registered.
     pub registered: Option<Incarnation>,
     /// All members, by name; failed ones until they are forgotten.
@@ -218,6 +222,9 @@ pub struct Status {
     pub stuck: BTreeMap<TableName, Vec<ShardId>>,
     /// Shards that nobody may have since whoever had them crashed, by table.
     pub parked: BTreeMap<TableName, Vec<ShardId>>,
+    /// Nodes that vanished together with too many others. Their shards stay with them for three node TTLs at
+    /// the most; [`Command::MarkNodeFailed`](crate::Command::MarkNodeFailed) ends that at once.
+    pub suspended: Vec<NodeId>,
     /// Whether the store is away.
     pub store_away: bool,
     /// What this node makes of whom it reaches, where downing is chosen.
@@ -225,7 +232,7 @@ pub struct Status {
     /// The members that this node does not reach, where downing is chosen.
     pub unreachable: Vec<NodeId>,
     /// Why this node went down, once it did. Its runtime ends then.
-    pub went_down: Option<Why>,
+    pub went_down: Option<DownReason>,
     /// The shards of this node whose host does not do as it should, by table.
     pub faults: BTreeMap<TableName, BTreeMap<ShardId, HostFault>>,
 }

@@ -18,6 +18,8 @@ pub(crate) struct Gauges {
     pub(crate) stuck: usize,
     pub(crate) unreachable: usize,
     pub(crate) gating: Gating,
+    /// Whether this node leads and can't write down what it has to remember.
+    pub(crate) unwritten: bool,
     pub(crate) leads: bool,
     pub(crate) term: Option<Term>,
     pub(crate) rebalancing: bool,
@@ -38,6 +40,7 @@ pub(crate) fn gauges(gauges: &Gauges) {
         let is_so = if gauges.gating == state { 1.0 } else { 0.0 };
         gauge!("cluster_coordinator_gate", "state" => state.as_str()).set(is_so);
     }
+    gauge!("cluster_leader_unwritten").set(if gauges.unwritten { 1.0 } else { 0.0 });
     gauge!("cluster_leader_is_leader").set(if gauges.leads { 1.0 } else { 0.0 });
     gauge!("cluster_leader_term").set(wide(gauges.term.map_or(0, Term::get)));
     gauge!("cluster_rebalancing_active").set(if gauges.rebalancing { 1.0 } else { 0.0 });

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coord_core::{
-    Acquire, AcquireRequest, Address, AttemptId, Backend, ClusterName, Discovery, ExpiryJudge,
-    Grant, Guarantees, Holder, Incarnation, Lease, LeaseName, NodeId, NodeInfo, Placement,
-    Register, Registration, Release, Replace, Ttl,
+    Acquire, AcquireRequest, Address, AttemptId, Backend, ClusterName, Discovery, ErrorKind,
+    ExpiryJudge, Grant, Guarantees, Holder, Incarnation, Lease, LeaseName, NodeId, NodeInfo,
+    Placement, Register, Registration, Release, Replace, Ttl,
 };
 use tokio::time::{Instant, sleep};
 
@@ -192,11 +192,31 @@ impl Client {
         }
     }
 
+    /// The faults of this handle, where they strike below the backend: its own errors are seen then. The
+    /// end of the trial as ignored else.
+    pub(crate) fn real_faults(&self, needed: &[Fault]) -> Done<Arc<dyn Faults>> {
+        let faults = self.faults(needed)?;
+        if faults.strike_below() {
+            return Ok(faults);
+        }
+        let why = "the fixture's fault hook stands before the backend, so the backend's own errors are \
+                   not tested; make the faults on the way to the store";
+        Err(Stop::Ignored(why.to_owned()))
+    }
+
     /// The store's own tools, or the end of the trial as ignored.
     pub(crate) fn operator(&self) -> Done<&dyn Operator> {
         let missing = || Stop::Ignored("the fixture has no operator hook".to_owned());
         self.handle.operator.as_deref().ok_or_else(missing)
     }
+}
+
+/// What came of an operator's step, or the end of the trial as ignored where the fixture has none.
+pub(crate) fn possible<T>(outcome: coord_core::Result<T>) -> Done<T> {
+    outcome.map_err(|error| match error.kind() {
+        ErrorKind::Unsupported => Stop::Ignored(error.message_text().to_owned()),
+        _ => error.into(),
+    })
 }
 
 /// A cluster name that nobody else uses.

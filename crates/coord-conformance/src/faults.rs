@@ -1,7 +1,16 @@
 //! What can go wrong between a client and its store, made to order.
 //!
-//! [`Faulty`] puts it around any backend inside the process; a fixture for a real server may do the same
-//! with a proxy that it controls through [`Faults`].
+//! [`Faulty`] puts it around any backend inside the process. That tests what is above a backend; of the
+//! backend itself it tests nothing, for the errors that are seen are the wrapper's. A fixture for a real
+//! server implements [`Faults`] itself, with a proxy on the way to the store, say: only then the suite
+//! looks at how the backend maps its own errors.
+//!
+//! coord's own fixtures for etcd, NATS, Redis and Kubernetes make each fault in a proxy, below the backend.
+//! The wrapper is left for the memory backend, which has no network, and for Redis with Sentinel and as a
+//! Cluster, whose servers name each other's addresses and so lead past every proxy. A Kubernetes API server
+//! that a kubeconfig names loses no replies, since nobody but its owner can look into its requests.
+//! [`Fault::Restart`] is made by none: one server serves all trials, and what a restart may cost stands in the
+//! backends' own tests.
 
 mod wrapper;
 
@@ -27,8 +36,8 @@ pub enum Fault {
     Pause,
     /// Each reply takes this much longer. The store applies the request at once.
     Delay(Duration),
-    /// The next request is applied and its reply is lost: the caller gets `Unavailable` with an unknown
-    /// effect.
+    /// The next request that writes is applied and its reply is lost: the caller gets `Unavailable` with an
+    /// unknown effect. Where an operation takes several, it is the one that settles it.
     DropReply,
     /// The watches that are open now end with an error. New ones work.
     CutWatches,
@@ -41,6 +50,13 @@ pub enum Fault {
 pub trait Faults: Debug + Send + Sync + 'static {
     /// Whether this fault can be made here. A trial that needs one that can't is ignored.
     fn supports(&self, fault: Fault) -> bool;
+
+    /// Whether the faults strike between the backend and its store, so that what the backend itself makes
+    /// of them is tested. They do not where they are made by a [`Faulty`] around it: then the trials look
+    /// at errors of the wrapper's, and those that are about the backend's own are ignored.
+    fn strike_below(&self) -> bool {
+        true
+    }
 
     /// Makes it. It stays until [`heal`](Self::heal), except for those that happen once.
     ///
@@ -72,6 +88,8 @@ struct Shared {
     dropped: Mutex<Vec<Option<&'static str>>>,
     /// Requests of which operations are lost next.
     unsent: Mutex<Vec<&'static str>>,
+    /// Which operations panic next.
+    panics: Mutex<Vec<&'static str>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +113,7 @@ impl FaultControl {
             state: watch::Sender::new(state),
             dropped: Mutex::default(),
             unsent: Mutex::default(),
+            panics: Mutex::default(),
         }))
     }
 
@@ -146,6 +165,11 @@ impl FaultControl {
         self.unsent(|unsent| unsent.push(operation));
     }
 
+    /// Panics in the next request of this operation, which is not applied, as a bug in a backend would.
+    pub fn panic_in(&self, operation: &'static str) {
+        self.panics(|panics| panics.push(operation));
+    }
+
     /// Ends the watches that are open now.
     pub fn cut_watches(&self) {
         self.0.state.send_modify(|state| state.watch_cuts += 1);
@@ -155,6 +179,7 @@ impl FaultControl {
     pub fn heal(&self) {
         self.dropped(Vec::clear);
         self.unsent(Vec::clear);
+        self.panics(Vec::clear);
         self.0.state.send_modify(|state| {
             state.cut = None;
             state.paused = false;
@@ -176,6 +201,10 @@ impl FaultControl {
         step(&mut self.0.unsent.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn panics<T>(&self, step: impl FnOnce(&mut Vec<&'static str>) -> T) -> T {
+        step(&mut self.0.panics.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Whether this request is to be lost; if so, that one is used up.
     fn takes_request(&self, operation: &str) -> bool {
         self.unsent(|unsent| {
@@ -194,6 +223,11 @@ impl FaultControl {
 
     /// Waits out a pause, and fails while the store is cut off.
     async fn pass(&self, operation: &'static str, writes: bool) -> Result<()> {
+        let panics = self.panics(|panics| {
+            let index = panics.iter().position(|next| *next == operation);
+            index.map(|index| panics.remove(index)).is_some()
+        });
+        assert!(!panics, "the backend panics in {operation}");
         let mut states = self.0.state.subscribe();
         let state = states.wait_for(|state| state.cut.is_some() || !state.paused).await;
         let Some(state) = state.ok().map(|state| *state) else { return Ok(()) };
@@ -232,6 +266,10 @@ impl Faults for FaultControl {
         fault != Fault::Restart
     }
 
+    fn strike_below(&self) -> bool {
+        false
+    }
+
     async fn inject(&self, fault: Fault) -> Result<()> {
         match fault {
             Fault::Cut => self.cut(Effect::Unknown),
@@ -254,6 +292,6 @@ impl Faults for FaultControl {
 }
 
 fn cut_off(operation: &'static str, effect_unknown: bool) -> Error {
-    let error = Error::new(ErrorKind::Unavailable, operation).message("the store is cut off");
-    if effect_unknown { error.effect_unknown() } else { error }
+    let error = Error::unavailable(operation, "the store is cut off");
+    if effect_unknown { error } else { error.effect_none() }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_core::{Backend, ClusterName, LeaseName, Result, TableName, Ttl};
+use coord_core::{
+    Backend, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName, Ttl,
+};
 
 use crate::faults::Faults;
 
@@ -107,6 +109,32 @@ pub trait Operator: Debug + Send + Sync + 'static {
     /// # Cancel safety
     /// The table may be deleted.
     async fn delete_table(&self, table: &TableName) -> Result<()>;
+
+    /// Deletes the record of a node, as a clean-up job or a garbage collector might while the node
+    /// lives. Every real store can; where it is left out, the trials that need it are ignored.
+    ///
+    /// # Errors
+    /// `Unsupported` where it is left out; else whatever the store says.
+    ///
+    /// # Cancel safety
+    /// The record may be deleted.
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        let why = "the fixture's operator hook can't delete a node's record";
+        Err(Error::new(ErrorKind::Unsupported, "delete_node").message(why).resource(node))
+    }
+
+    /// Loses all that the store holds of the cluster, what it counts terms by included: as if its disk
+    /// was lost, or an operator emptied it. Where it is left out, the trials that need it are ignored.
+    ///
+    /// # Errors
+    /// `Unsupported` where it is left out; else whatever the store says.
+    ///
+    /// # Cancel safety
+    /// The data may be lost.
+    async fn lose_data(&self) -> Result<()> {
+        let why = "the fixture's operator hook can't lose the store's data";
+        Err(Error::new(ErrorKind::Unsupported, "lose_data").message(why))
+    }
 }
 
 /// How patient the suite has to be with a store.

@@ -6,6 +6,9 @@
 //!        └── optional: a fault hook (cut, pause, delay, lost replies), the store's own tools
 //! ```
 //!
+//! The repository has the contract, `docs/design.md`, and the steps to write a backend,
+//! `docs/backend-guide.md`.
+//!
 //! Reading order: [`Fixture`] (what you write), [`main`] (what runs it), [`rules()`] (what is looked for),
 //! [`faults`] (a wrapper that makes any backend's connection fail), [`history`] (a checker for what a
 //! cluster did).
@@ -51,6 +54,11 @@
 //! or what the backend does not promise (its [`Guarantees`](coord_core::Guarantees)), is *ignored* with
 //! the reason; it never counts as passed. Set `COORD_REQUIRE` to the fixture's name, or to several with
 //! commas between them, and a store that is not there is a failure instead.
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub mod faults;
 pub mod history;

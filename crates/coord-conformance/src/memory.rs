@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use coord_core::{ClusterName, LeaseName, MemoryBackend, Result, TableName};
+use coord_core::{ClusterName, LeaseName, MemoryBackend, NodeId, Result, TableName};
 
 use crate::faults::Faulty;
 use crate::fixture::{Fixture, Handle, Operator, Profile};
@@ -53,6 +53,16 @@ impl Operator for MemoryOperator {
 
     async fn delete_table(&self, table: &TableName) -> Result<()> {
         self.0.delete_table(table);
+        Ok(())
+    }
+
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        self.0.delete_node(node);
+        Ok(())
+    }
+
+    async fn lose_data(&self) -> Result<()> {
+        self.0.lose_data();
         Ok(())
     }
 }

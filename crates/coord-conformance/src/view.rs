@@ -153,7 +153,10 @@ impl Watched<LeaseView> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     Left,
+    /// By the clock that judges expiry.
     Expired,
+    /// The record was gone, and nothing said why.
+    Gone,
     /// It was not in a later snapshot.
     Missing,
 }
@@ -202,8 +205,9 @@ impl View for NodesView {
             NodeEvent::Left { node, incarnation } => {
                 self.remove(node, incarnation, Departure::Left);
             }
-            NodeEvent::Expired { node, incarnation } => {
-                self.remove(node, incarnation, Departure::Expired);
+            NodeEvent::Expired { node, incarnation, judged } => {
+                let how = if judged { Departure::Expired } else { Departure::Gone };
+                self.remove(node, incarnation, how);
             }
             other => return Err(Stop::Failed(format!("this suite does not know {other:?}"))),
         }

@@ -46,7 +46,8 @@ pub enum ExpiryClock {
 }
 
 /// What a backend promises, as data: the conformance suite picks its checks by it, and a service may
-/// refuse to run on less.
+/// refuse to run on less. The repository says how to choose it in
+/// `docs/backend-guide.md#2-state-what-you-promise`.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guarantees {
@@ -56,8 +57,9 @@ pub struct Guarantees {
     pub expiry_judge: ExpiryJudge,
     /// By whose clock.
     pub expiry_clock: ExpiryClock,
-    /// Whether a watch of the nodes shows every heartbeat, as an update with another revision, before
-    /// the expiry that follows it.
+    /// Whether a watch of the nodes shows every heartbeat that it may count on, as an update with another
+    /// revision, before the expiry that follows it. A watch that may have missed one, as after a failover,
+    /// ends with an error or begins anew.
     pub heartbeats_show: bool,
     /// TTLs are rounded up to multiples of this.
     pub ttl_step: Duration,

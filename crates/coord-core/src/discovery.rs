@@ -66,24 +66,31 @@ pub enum NodeEvent {
     Joined(NodeRecord),
     /// A node changed what it says of itself. Plain renewals need not show.
     Updated(NodeRecord),
-    /// A node deregistered or was evicted.
+    /// A node deregistered or was evicted, and the store has a record of that. A record that is
+    /// merely gone says neither: somebody, or a garbage collector, may have deleted it while the
+    /// node lives. It is [`Expired`](Self::Expired).
     Left {
         /// Which node.
         node: NodeId,
         /// Which run of it.
         incarnation: Incarnation,
     },
-    /// A node's registration ran out.
+    /// A node's registration is gone, and nothing says that the node ended it.
     Expired {
         /// Which node.
         node: NodeId,
         /// Which run of it.
         incarnation: Incarnation,
+        /// Whether the clock that judges expiry ended the registration, so that its whole TTL has
+        /// passed since its last answered heartbeat. False where the record is merely gone, and where
+        /// the backend can't tell: its node may live, and may host until its own deadline.
+        judged: bool,
     },
 }
 
 /// The nodes of a cluster over one store: small, single-attempt, atomic steps for a backend to
-/// implement.
+/// implement. The repository explains the contract in `docs/design.md#discovery`, and the steps to
+/// implement it in `docs/backend-guide.md#6-discovery`.
 ///
 /// # Cancel safety
 /// Every method: a dropped future is an unknown effect, exactly like a timeout. All of them may be
@@ -104,10 +111,12 @@ pub trait Discovery: Debug + Send + Sync + 'static {
 
     /// Extends a registration by its TTL, and rewrites the record if `node` differs from what the store
     /// holds. Creates nothing: what is gone stays gone. Where observers judge expiry, every heartbeat
-    /// changes the record's revision; elsewhere only a rewrite must.
+    /// changes the record's revision; elsewhere only a rewrite must. The TTL is that of the record, which
+    /// is told.
     ///
     /// # Errors
-    /// As `register`.
+    /// As `register`; and `Invalid`, before any I/O, if `node` is not the node and the incarnation of
+    /// `held`: nothing is written then.
     ///
     /// # Cancel safety
     /// See the trait: the registration may have been extended.
@@ -147,7 +156,16 @@ pub trait Discovery: Debug + Send + Sync + 'static {
     /// Nothing is lost.
     async fn nodes(&self) -> Result<Vec<NodeRecord>>;
 
-    /// One subscription: first a snapshot, also when it is empty, then changes. It ends after the first
-    /// error; [`Watcher`](crate::watch::Watcher) subscribes again.
+    /// One subscription: first a snapshot, also when it is empty, then changes. A snapshot may come again
+    /// at any time, for a reader that lags or after a gap, and replaces all before it; but a backend that
+    /// tells departures by snapshots only tells no farewell, and keeps the shards of every node that leaves
+    /// waiting. Each node's departure is told, however many go or come at one moment. Several updates of one
+    /// node may be told as one. It ends after the first error, also with `Closed` when the handle is closed
+    /// while it is open; [`Watcher`](crate::watch::Watcher) subscribes again.
+    ///
+    /// Absence is no statement. Only a recorded deregistration or eviction is
+    /// [`Left`](NodeEvent::Left); whatever else is gone is [`Expired`](NodeEvent::Expired), `judged` only
+    /// where the clock that judges expiry ended the registration and nobody deleted its record. A node
+    /// that a snapshot, or [`nodes`](Self::nodes), lacks is merely gone.
     fn watch(&self) -> BoxStream<'static, Result<NodeEvent>>;
 }

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::quote;
+
 /// The result of every fallible call in coord.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
@@ -57,12 +59,20 @@ pub enum Effect {
 }
 
 impl Error {
-    /// An error of `kind` in `operation` (a fixed word such as `"renew"`), without effect until said otherwise.
+    /// An error of `kind` in `operation` (a fixed word such as `"renew"`).
+    ///
+    /// Until said otherwise, what is `Unavailable` or `Internal` may have taken effect: that is the safe
+    /// answer for a request that was sent. All other kinds are refusals, which have none. See
+    /// [`effect_none`](Self::effect_none) for what only reads, and for what was never sent.
     #[must_use]
     pub fn new(kind: ErrorKind, operation: &'static str) -> Self {
+        let effect = match kind {
+            ErrorKind::Unavailable | ErrorKind::Internal => Effect::Unknown,
+            _ => Effect::None,
+        };
         Self(Box::new(Repr {
             kind,
-            effect: Effect::None,
+            effect,
             operation,
             resource: None,
             message: Cow::Borrowed(""),
@@ -80,7 +90,7 @@ impl Error {
     /// safe answer for everything that was sent.
     #[must_use]
     pub fn unavailable(operation: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(ErrorKind::Unavailable, operation).message(message).effect_unknown()
+        Self::new(ErrorKind::Unavailable, operation).message(message)
     }
 
     /// Shorthand for an unreadable record.
@@ -89,17 +99,23 @@ impl Error {
         Self::new(ErrorKind::Corrupt, operation).message(message)
     }
 
-    /// Says what happened: lower case, no full stop, variables at the end as `key=value`, no secret.
+    /// Says what happened: lower case, no full stop, variables at the end as `key=value`, no secret. It is
+    /// cut at 2 KiB.
     #[must_use]
     pub fn message(mut self, message: impl Into<Cow<'static, str>>) -> Self {
         self.0.message = message.into();
+        if let Cow::Owned(text) = &mut self.0.message {
+            quote::cut(text);
+        }
         self
     }
 
     /// Names the lease, table, node or URL it was about (without secrets).
     #[must_use]
     pub fn resource(mut self, resource: impl fmt::Display) -> Self {
-        self.0.resource = Some(resource.to_string());
+        let mut text = resource.to_string();
+        quote::cut(&mut text);
+        self.0.resource = Some(text);
         self
     }
 
@@ -110,10 +126,22 @@ impl Error {
         self
     }
 
-    /// Keeps the cause, for the chain.
+    /// Says that nothing was applied for certain: the request only reads, or was never sent.
+    #[must_use]
+    pub fn effect_none(mut self) -> Self {
+        self.0.effect = Effect::None;
+        self
+    }
+
+    /// Keeps the cause, for the chain. One whose text is long (parsers quote what they read) is kept as
+    /// the beginning of its text.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        let source = source.into();
+        let mut text = source.to_string();
+        let bytes = text.len();
+        quote::cut(&mut text);
+        self.0.source = Some(if text.len() == bytes { source } else { text.into() });
         self
     }
 
@@ -247,11 +275,42 @@ mod tests {
     }
 
     #[test]
+    fn what_may_have_been_sent_may_have_taken_effect() {
+        use ErrorKind::{
+            Closed, Corrupt, Denied, Internal, Invalid, Misconfigured, Unavailable, Unsupported,
+        };
+        for kind in [Unavailable, Internal] {
+            let error = Error::new(kind, "renew");
+            assert_eq!(error.effect(), Effect::Unknown, "{error}");
+            assert_eq!(error.effect_none().effect(), Effect::None);
+        }
+        for kind in [Denied, Invalid, Unsupported, Misconfigured, Corrupt, Closed] {
+            let error = Error::new(kind, "renew");
+            assert_eq!(error.effect(), Effect::None, "{error}");
+            assert_eq!(error.effect_unknown().effect(), Effect::Unknown);
+        }
+    }
+
+    #[test]
     fn the_source_stays_out_of_the_line_and_in_the_chain() {
         let error =
             Error::new(ErrorKind::Denied, "check").with_source(std::io::Error::other("bad key"));
         assert_eq!(error.to_string(), "check: denied");
         assert_eq!(StdError::source(&error).map(ToString::to_string).as_deref(), Some("bad key"));
         assert!(error.needs_operator());
+    }
+
+    #[test]
+    fn no_part_of_an_error_is_long() {
+        let long = "x".repeat(1 << 20);
+        let error = Error::invalid("parse", long.clone())
+            .resource(&long)
+            .with_source(std::io::Error::other(long));
+        let source = StdError::source(&error).expect("kept").to_string();
+        assert!(source.starts_with("xxx") && source.ends_with("… (1048576 bytes)"), "{source}");
+        assert!(error.to_string().len() < 4500 && format!("{error:?}").len() < 8000);
+        let short = error.with_source(std::io::Error::other("short"));
+        let kept = StdError::source(&short).expect("kept");
+        assert!(kept.is::<std::io::Error>(), "a short cause stays what it is");
     }
 }

@@ -58,8 +58,8 @@ pub enum LeaseEvent {
 pub struct Page {
     /// Names after this one only, by the order of their bytes.
     pub after: Option<LeaseName>,
-    /// At most this many, 1 to 1,000.
-    pub limit: u16,
+    /// 1 to 1,000.
+    limit: u16,
 }
 
 impl Page {
@@ -83,6 +83,12 @@ impl Page {
     pub fn with_limit(mut self, limit: u16) -> Self {
         self.limit = limit.clamp(1, Self::LIMIT_MAX);
         self
+    }
+
+    /// The most entries that are asked for, 1 to 1,000.
+    #[must_use]
+    pub fn limit(&self) -> u16 {
+        self.limit
     }
 }
 
@@ -118,6 +124,9 @@ impl<T> Listing<T> {
 /// An expected race is an `Ok` outcome. An error means that the call could not tell or could not
 /// proceed; its [effect](crate::Effect) says whether it may have been applied.
 ///
+/// The repository explains the contract in `docs/design.md#leases`, and the steps to implement it in
+/// `docs/backend-guide.md#5-leases`.
+///
 /// # Cancel safety
 /// Every method: a dropped future is an unknown effect, exactly like a timeout. The same attempt, tried
 /// again, resolves it; else its TTL ends it.
@@ -130,6 +139,14 @@ pub trait Lease: Debug + Send + Sync + 'static {
     /// it, whatever ended them. With [`Reclaim`](crate::Reclaim), a live grant of the same node is
     /// replaced by a new one with a greater term.
     ///
+    /// After the store has lost all its data, terms go on rising where
+    /// [`terms_survive_loss`](crate::Guarantees::terms_survive_loss) says so; elsewhere the operator raises
+    /// the era. A handle that is open meanwhile gives the store its identity back, or fails with
+    /// `Misconfigured` from then on: it never goes on in another store under the old origin.
+    ///
+    /// A record that somebody else deleted is no release. A backend may keep the lease held for the
+    /// holder that it has seen, and for its TTL at most, before it grants it to another.
+    ///
     /// # Errors
     /// `Unavailable` (effect unknown where the request was sent), `Denied`, `Corrupt`, `Closed`.
     ///
@@ -139,6 +156,10 @@ pub trait Lease: Debug + Send + Sync + 'static {
 
     /// Extends this grant by its TTL, counted by the store from now. What is gone stays gone: nothing
     /// is acquired again, and a renewal that comes late revives nothing.
+    ///
+    /// Which TTL: one and the same is set, stored and told. An older copy of the grant may name another one
+    /// than the record does, after the same attempt acquired again for another TTL; the record's is the
+    /// one to take.
     ///
     /// # Errors
     /// As `try_acquire`.
@@ -175,6 +196,10 @@ pub trait Lease: Debug + Send + Sync + 'static {
     async fn list(&self, page: Page) -> Result<Listing<LeaseRecord>>;
 
     /// One subscription: first a snapshot, also when nobody holds the lease, then changes. Renewals need
-    /// not show. It ends after the first error; [`Watcher`](crate::watch::Watcher) subscribes again.
+    /// not show; another term shows, also one of the same node. A snapshot may come again at any time, for
+    /// a reader that lags or after a gap, and replaces all before it. Changes that follow each other may
+    /// be told as one, so that a vacancy in between need not show to a slow reader. It ends after the first
+    /// error, also with `Closed` when the handle is closed while it is open;
+    /// [`Watcher`](crate::watch::Watcher) subscribes again.
     fn watch(&self, lease: &LeaseName) -> BoxStream<'static, Result<LeaseEvent>>;
 }

@@ -13,16 +13,23 @@
 //! Reading order: [`types`] (the words), [`Lease`], [`Discovery`], [`Placement`] and [`Backend`] (what a
 //! store has to do).
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod backend;
 mod backoff;
 mod clock;
 mod discovery;
 mod error;
 pub mod fencing;
+pub mod kit;
 mod lease;
 pub mod memory;
 mod observations;
 mod placement;
+mod quote;
 #[doc(hidden)]
 pub mod random;
 mod registry;
@@ -37,12 +44,15 @@ pub use clock::{BootClock, Clock, Moment, TokioClock};
 pub use discovery::*;
 pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;
-pub use memory::MemoryBackend;
+pub use memory::{MemoryBackend, WallClock};
 pub use observations::{Observations, Standing};
 pub use placement::*;
-pub use registry::{Opener, Registry};
+#[doc(hidden)]
+pub use quote::quoted;
+pub use registry::{Connector, Opener, Registry};
 pub use session::{
-    LeaseBuilder, LeaseGuard, LeaseSession, LeaseState, Leases, Lost, Ran, Tenure, TryAcquire,
+    HeldLease, LeaseBuilder, LeaseGuard, LeaseSession, LeaseState, Leases, Lost, RunOutcome,
+    TryAcquire,
 };
 pub use types::*;
 pub use url::{BackendUrl, COMMON_OPTIONS, Secret, URL_BYTES_MAX, UrlHost, UrlOptions};

@@ -30,13 +30,14 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub use self::store::WallClock;
 use self::store::{State, Store};
-use crate::backend::{Backend, BackendInfo, Guarantees, Health, HealthStatus};
+use crate::backend::{Backend, BackendInfo, ExpiryClock, Guarantees, Health, HealthStatus};
 use crate::discovery::Discovery;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::placement::Placement;
-use crate::types::{ClusterName, Era, LeaseName, TableName};
+use crate::types::{ClusterName, Era, LeaseName, NodeId, TableName};
 use crate::url::BackendUrl;
 
 /// The scheme of its URLs.
@@ -120,6 +121,48 @@ impl MemoryBackend {
     /// store's own tools.
     pub fn delete_lease(&self, lease: &LeaseName) -> bool {
         self.handle.store.lock(|state, _| state.delete_lease(lease))
+    }
+
+    /// Deletes a node's record and tells whether there was one, as an operator would with the store's
+    /// own tools: nothing says that the node left.
+    pub fn delete_node(&self, node: &NodeId) -> bool {
+        self.handle.store.lock(|state, _| state.delete_node(node))
+    }
+
+    /// Deletes all requests, answered ones too, and tells whether there were any.
+    pub fn delete_requests(&self) -> bool {
+        self.handle.store.lock(|state, _| state.delete_requests())
+    }
+
+    /// Loses all that is stored: leases, nodes, tables and requests. The terms go on rising; see
+    /// [`rewind_terms`](Self::rewind_terms).
+    pub fn lose_data(&self) {
+        self.handle.store.lock(|state, _| state.lose_data());
+    }
+
+    /// Another handle of the same store, which from now on shows each heartbeat and judges expiry as a
+    /// store does that goes by a wall clock: see [`set_wall_clock`](Self::set_wall_clock).
+    #[must_use]
+    pub fn by_wall_clock(&self) -> Self {
+        self.handle.store.lock(|state, _| state.shows_heartbeats = true);
+        let mut info = self.handle.info.clone();
+        info.guarantees.expiry_clock = ExpiryClock::ServerWall;
+        info.guarantees.heartbeats_show = true;
+        let (store, closed) = (Arc::clone(&self.handle.store), CancellationToken::new());
+        Self { handle: Arc::new(Handle { store, era: self.handle.era, info, closed }) }
+    }
+
+    /// Sets the store's wall clock right, or lets it err. Once it is right again, what is held for longer
+    /// than its TTL from now is held for its TTL, leases alone; of a node the record stays for as long as
+    /// the clock said.
+    pub fn set_wall_clock(&self, clock: WallClock) {
+        self.handle.store.lock(|state, now| state.set_wall_clock(clock, now));
+    }
+
+    /// Ends whatever runs out some day, as a wall clock does that jumps ahead: it is told as if its time
+    /// had passed.
+    pub fn run_out(&self) {
+        self.handle.store.lock(State::run_out);
     }
 
     /// Lets the terms count on from after this number, as if the store had been restored from an

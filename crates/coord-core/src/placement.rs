@@ -55,7 +55,8 @@ pub enum Answered {
     Recorded,
     /// The request has another answer already.
     Already(Answer),
-    /// The fence is below the one that claimed the reserved table; none if nobody has claimed it.
+    /// The fence is not the one that claimed the reserved table last, which it tells: a lower one, or a
+    /// greater one that never claimed it. None if nobody has claimed it.
     Fenced(Option<Fence>),
     /// There is no such request any more.
     Gone,
@@ -91,6 +92,9 @@ pub enum RequestEvent {
 /// **Fencing.** The store keeps, for each table, the highest fence that claimed it or wrote to it. A
 /// write with a lower term, or an equal term and another attempt, is refused in the same atomic step.
 ///
+/// The repository explains the contract in `docs/design.md#placement`, and the steps to implement it
+/// in `docs/backend-guide.md#7-placement`.
+///
 /// # Cancel safety
 /// Every method: a dropped future is an unknown effect, exactly like a timeout. The same call, repeated,
 /// is recognised as the same.
@@ -99,6 +103,10 @@ pub trait Placement: Debug + Send + Sync + 'static {
     /// Claims a table for a fence; the only call that creates one (version 0, a random uid, the header,
     /// bound to the fence's lease). A claim raises the stored fence and not the version. What it returns
     /// was read after the claim took effect, so no older writer can change it any more.
+    ///
+    /// Where the fence is of this very store and its lease is not held by it any more, the claim is
+    /// [`Fenced`](Claim::Fenced), with the table's fence; for a table that does not exist, with the claim's
+    /// own.
     ///
     /// # Errors
     /// `Unavailable` (effect unknown where the request was sent), `Denied`, `Corrupt`, `Closed`.
@@ -143,12 +151,16 @@ pub trait Placement: Debug + Send + Sync + 'static {
     async fn tables(&self) -> Result<Vec<TableName>>;
 
     /// One subscription: first a snapshot, also when there is no table, then newer maps. A slow reader
-    /// may miss versions, and never sees one go back within one uid; another uid comes as a snapshot. It
-    /// ends after the first error; [`Watcher`](crate::watch::Watcher) subscribes again.
+    /// may miss versions, and never sees one go back within one uid; another uid comes as a snapshot. A
+    /// snapshot may come again at any time. It ends after the first error, also with `Closed` when the handle
+    /// is closed while it is open; [`Watcher`](crate::watch::Watcher) subscribes again.
     fn watch(&self, table: &TableName) -> BoxStream<'static, Result<PlacementEvent>>;
 
-    /// Submits a command for the leader. Submitting the same id again is the same request. The store
-    /// forgets it once its time limit has passed, with its answer.
+    /// Submits a command for the leader. Submitting the same id again is the same request, with the limit of
+    /// the first submission. The store forgets it once that has passed, with its answer.
+    ///
+    /// Its body has at most [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes. A store takes 10,000
+    /// requests within their limits at once, or more; one more is `Unavailable`, without effect.
     ///
     /// # Errors
     /// As `claim`.
@@ -157,7 +169,7 @@ pub trait Placement: Debug + Send + Sync + 'static {
     /// See the trait: the request may be submitted.
     async fn request(&self, request: &Request) -> Result<RequestId>;
 
-    /// Answers a request, under the fence that claimed the reserved table `_cluster`.
+    /// Answers a request, under the very fence that claimed the reserved table `_cluster` last.
     ///
     /// # Errors
     /// As `claim`.
@@ -166,7 +178,9 @@ pub trait Placement: Debug + Send + Sync + 'static {
     /// See the trait: the answer may be recorded.
     async fn answer(&self, id: &RequestId, fence: &Fence, answer: &Answer) -> Result<Answered>;
 
-    /// One subscription: first a snapshot, then changes. It ends after the first error;
-    /// [`Watcher`](crate::watch::Watcher) subscribes again.
+    /// One subscription: first a snapshot, then changes. What is told of one request comes in its order:
+    /// submitted, answered, gone; between two requests nothing is said of the order. A snapshot may come
+    /// again at any time. It ends after the first error, also with `Closed` when the handle is closed while
+    /// it is open; [`Watcher`](crate::watch::Watcher) subscribes again.
     fn watch_requests(&self) -> BoxStream<'static, Result<RequestEvent>>;
 }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A guard's deadline counts from **before** the acquiring or renewing request was sent:
-//! `sent_at + granted TTL − margin`. [`LeaseGuard::is_held`](Tenure::is_held) compares it with the
+//! `sent_at + granted TTL − margin`. [`LeaseGuard::is_held`](HeldLease::is_held) compares it with the
 //! clock, so that it is false in time even if no task ran in between. The decisions are in pure state
 //! machines (`candidate`, `machine`); `driver` performs them in tasks that the [`Leases`] own.
 
@@ -21,7 +21,7 @@ mod machine;
 mod timing;
 
 pub use self::builder::{LeaseBuilder, LeaseSession, LeaseState, Leases, TryAcquire};
-pub use self::guard::{LeaseGuard, Lost, Ran, Tenure};
+pub use self::guard::{HeldLease, LeaseGuard, Lost, RunOutcome};
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! The words of the field, as types that cannot hold a bad value.
 
+pub(crate) mod bounded;
 mod id;
 mod lease;
 mod name;

@@ -10,15 +10,19 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::SCHEME as MEMORY;
+use crate::quote::quoted;
 use crate::types::{ClusterName, Era, is_host, parse_port};
 
 /// The longest URL, in bytes.
 pub const URL_BYTES_MAX: usize = 8 * 1024;
 /// The options that every backend knows.
-pub const COMMON_OPTIONS: &[&str] = &["era"];
+pub const COMMON_OPTIONS: &[&str] = &["era", WAIT_FOR_STORE];
+/// The option that says how long to wait for a store that is not there yet.
+pub(crate) const WAIT_FOR_STORE: &str = "wait_for_store";
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// What an option's name holds if its value must not be shown.
 const SECRET_WORDS: &[&str] = &["auth", "cred", "jwt", "key", "pass", "secret", "seed", "token"];
 /// What is encoded when a URL is printed.
@@ -146,6 +150,13 @@ impl BackendUrl {
         &self.cluster
     }
 
+    /// Whether the value of an option of this name is never shown: whoever shows a text that may hold a
+    /// URL has to hide it as well.
+    #[must_use]
+    pub fn hides(option: &str) -> bool {
+        is_secret(option)
+    }
+
     /// The options, if all of them are [common](COMMON_OPTIONS) ones or among `known`.
     ///
     /// # Errors
@@ -155,7 +166,8 @@ impl BackendUrl {
         if let Some(odd) = self.options.keys().find(|name| !known.contains(&name.as_str())) {
             known.sort_unstable();
             known.dedup();
-            let why = format!("unknown option {odd:?}; the known ones are {}", known.join(", "));
+            let (odd, known) = (quoted(odd), known.join(", "));
+            let why = format!("unknown option {odd}; the known ones are {known}");
             return Err(Error::new(ErrorKind::Unsupported, "connect").message(why).resource(self));
         }
         Ok(UrlOptions { url: self })
@@ -184,7 +196,7 @@ impl<'a> UrlOptions<'a> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.parse().map(Some).map_err(|_| {
             let shown = if is_secret(name) { REDACTED } else { value };
-            let why = format!("option {name} is {shown:?}; it is {wanted}");
+            let why = format!("option {name} is {}; it is {wanted}", quoted(shown));
             invalid(why).resource(self.url)
         })
     }
@@ -196,6 +208,15 @@ impl<'a> UrlOptions<'a> {
     pub fn timeout(self, name: &str, usual: Duration) -> Result<Duration> {
         let wanted = "100ms to 60s, written as 500ms or 5s";
         Ok(self.parse::<Timeout>(name, wanted)?.map_or(usual, |timeout| timeout.0))
+    }
+
+    /// How long to wait for a store that is not there yet, if the URL says so.
+    ///
+    /// # Errors
+    /// `Invalid` unless it is 0 s to 24 h.
+    pub fn wait_for_store(self) -> Result<Option<Duration>> {
+        let wanted = "0s to 24h, written as 500ms, 30s, 5m or 1h";
+        Ok(self.parse::<Wait>(WAIT_FOR_STORE, wanted)?.map(|wait| wait.0))
     }
 
     /// The era, 0 unless it is set.
@@ -213,15 +234,33 @@ impl FromStr for Timeout {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(())?);
-        let number = digits.parse().map_err(drop)?;
-        let timeout = match unit {
-            "ms" => Duration::from_millis(number),
-            "s" => Duration::from_secs(number),
-            _ => return Err(()),
-        };
+        let timeout = parse_time(text, &["ms", "s"])?;
         (TIMEOUT_MIN..=TIMEOUT_MAX).contains(&timeout).then_some(Self(timeout)).ok_or(())
     }
+}
+
+struct Wait(Duration);
+
+impl FromStr for Wait {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let wait = parse_time(text, &["ms", "s", "m", "h"])?;
+        (wait <= WAIT_MAX).then_some(Self(wait)).ok_or(())
+    }
+}
+
+fn parse_time(text: &str, units: &[&str]) -> Result<Duration, ()> {
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).ok_or(())?);
+    let number: u64 = digits.parse().map_err(drop)?;
+    let millis = match unit {
+        unit if !units.contains(&unit) => return Err(()),
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        _ => 3_600_000,
+    };
+    number.checked_mul(millis).map(Duration::from_millis).ok_or(())
 }
 
 impl UrlHost {
@@ -355,7 +394,7 @@ fn parse_hosts(text: &str) -> Result<Vec<UrlHost>> {
             return fail("is malformed; write a name, an IPv4 address or [an IPv6 address]");
         }
         match port.map(parse_port) {
-            Some(None) => fail(&format!("({host:?}) has a port that is not 1 to 65535")),
+            Some(None) => fail(&format!("({}) has a port that is not 1 to 65535", quoted(host))),
             port => Ok(UrlHost::new(host, port.flatten())),
         }
     };
@@ -365,10 +404,16 @@ fn parse_hosts(text: &str) -> Result<Vec<UrlHost>> {
 fn parse_cluster(path: &str) -> Result<ClusterName> {
     let name = path.strip_prefix('/').unwrap_or_default();
     if name.is_empty() {
-        return Err(invalid(format!("the URL names no cluster; {SHAPE}")));
+        // The host is not shown: where the `@` was forgotten it is a user.
+        let why = format!(
+            "the URL names no cluster; {SHAPE}; where no host is named there are three slashes, \
+             scheme:///cluster"
+        );
+        return Err(invalid(why));
     }
     if name.contains('/') {
-        let why = format!("the URL's path {path:?} is not one cluster name; {SHAPE}");
+        let path = quoted(path);
+        let why = format!("the URL's path {path} is not one cluster name; {SHAPE}");
         return Err(invalid(why));
     }
     ClusterName::new(name)
@@ -442,6 +487,8 @@ mod tests {
             ("://a/orders", "begin with a letter"),
             ("etcd://a:2379", "no cluster"),
             ("etcd://a:2379/", "no cluster"),
+            ("kube://orders", "three slashes, scheme:///cluster"),
+            ("nats://hunter2", "no cluster"),
             ("etcd://a/b/c", "\"/b/c\""),
             ("etcd://a/Orders", "\"Orders\""),
             ("etcd://a:0/c", "host number 1 (\"a\") has a port"),
@@ -489,6 +536,19 @@ mod tests {
         let secret = options.parse::<u16>("api_key", "a number").expect_err("not a number");
         for text in [error.to_string(), secret.to_string(), format!("{url:?} {options:?}")] {
             assert!(!text.contains("hunter2"), "{text}");
+        }
+        let waits =
+            [("0s", 0), ("500ms", 500), ("30s", 30_000), ("5m", 300_000), ("24h", 86_400_000)];
+        for (text, millis) in waits {
+            let url = BackendUrl::parse(&format!("memory://c?wait_for_store={text}")).expect("url");
+            let wait = url.options(&[]).expect("known").wait_for_store().expect(text);
+            assert_eq!(wait, Some(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["25h", "-1s", "1", "s", "", "1d", "99999999999999999999s", "9999999999999999h"]
+        {
+            let url = BackendUrl::parse(&format!("memory://c?wait_for_store={text}")).expect("url");
+            let error = url.options(&[]).expect("known").wait_for_store().expect_err(text);
+            assert!(error.to_string().contains("0s to 24h"), "{error}");
         }
         for era in ["4096", "-1", "x", ""] {
             let url = BackendUrl::parse(&format!("memory://c?era={era}")).expect("url");

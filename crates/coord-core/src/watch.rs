@@ -42,9 +42,9 @@ pub enum Watched<E> {
     Event(E),
     /// The store can't be watched, and why. What was seen may be out of date from here on. Told once
     /// for each outage, and again when the kind of the error changes.
-    Away(Error),
+    Disconnected(Error),
     /// It can be watched again. What changed meanwhile follows as events.
-    Back,
+    Reconnected,
 }
 
 /// One of the four watches, followed until it is dropped.
@@ -52,8 +52,8 @@ pub enum Watched<E> {
 /// It subscribes again after each error, with back-off and jitter (100 ms to 5 s; a minute where an
 /// operator has to act first), and turns the snapshot after a gap into the differences to what was
 /// seen before. A node that is missing from such a snapshot is told as
-/// [`Expired`](NodeEvent::Expired), never as [`Left`](NodeEvent::Left): nothing says that it stopped
-/// its work in order. A map never goes back within one life of its table.
+/// [`Expired`](NodeEvent::Expired), never as [`Left`](NodeEvent::Left), and not as judged: nothing
+/// says that it stopped its work in order, or that its TTL has passed. A map never goes back within one life of its table.
 ///
 /// The subscription is read by a task of its own, however slow the reader is, and at most
 /// [`WATCH_BUFFER_MAX`] events wait. Dropping the watcher ends the task.
@@ -170,7 +170,9 @@ async fn follow<E: Watchable>(
         let start = Instant::now();
         let one = follow_one(&mut subscribe, &shared);
         let error = AssertUnwindSafe(one).catch_unwind().await.unwrap_or_else(|_panic| {
-            Error::new(ErrorKind::Internal, "watch").message("the subscription panicked")
+            Error::new(ErrorKind::Internal, "watch")
+                .message("the subscription panicked")
+                .effect_none()
         });
         // One that broke at once each time must not be opened as if each were the first.
         if start.elapsed() >= PAUSE_MAX {
@@ -242,7 +244,7 @@ impl<E: Watchable> Default for Inbox<E> {
 impl<E: Watchable> Inbox<E> {
     fn event(&mut self, event: E) {
         if self.away.take().is_some() {
-            self.queue.push_back(Watched::Back);
+            self.queue.push_back(Watched::Reconnected);
         }
         let mut changes = Vec::new();
         if let Some(view) = &mut self.view {
@@ -259,7 +261,7 @@ impl<E: Watchable> Inbox<E> {
     fn away(&mut self, error: Error) {
         if self.away != Some(error.kind()) {
             self.away = Some(error.kind());
-            self.queue.push_back(Watched::Away(error));
+            self.queue.push_back(Watched::Disconnected(error));
             self.bound();
         }
     }
@@ -267,8 +269,8 @@ impl<E: Watchable> Inbox<E> {
     fn pop(&mut self) -> Option<Watched<E>> {
         let next = self.queue.pop_front()?;
         match next {
-            Watched::Away(_) => self.reader_away = true,
-            Watched::Back => self.reader_away = false,
+            Watched::Disconnected(_) => self.reader_away = true,
+            Watched::Reconnected => self.reader_away = false,
             Watched::Event(_) => {}
         }
         Some(next)
@@ -283,19 +285,19 @@ impl<E: Watchable> Inbox<E> {
         let mut last_away = None;
         for item in self.queue.drain(..) {
             match item {
-                Watched::Away(error) => last_away = Some(error),
-                Watched::Back => came_back = true,
+                Watched::Disconnected(error) => last_away = Some(error),
+                Watched::Reconnected => came_back = true,
                 Watched::Event(_) => {}
             }
         }
         if self.reader_away && came_back {
-            self.queue.push_back(Watched::Back);
+            self.queue.push_back(Watched::Reconnected);
         }
         if let Some(view) = &self.view {
             self.queue.push_back(Watched::Event(E::snapshot(view)));
         }
         if let Some(error) = last_away.filter(|_| self.away.is_some()) {
-            self.queue.push_back(Watched::Away(error));
+            self.queue.push_back(Watched::Disconnected(error));
         }
     }
 }

@@ -5,6 +5,7 @@
 //! answer: see there what is repeated.
 
 mod endpoints;
+mod identity;
 mod keep_alive;
 mod reads;
 mod watch;
@@ -14,23 +15,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::{Effect, Error, ErrorKind, Result};
 use etcd_client::proto::PbTxnOpResponse;
 use etcd_client::{
     AlarmAction, AlarmType, Compare, CompareOp, ConnectOptions, DeleteOptions, GetOptions,
     PutOptions, Txn, TxnOp,
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::endpoints::{Connection, Endpoints};
+use self::identity::Identity;
+pub(crate) use self::identity::Seen;
 use self::keep_alive::KeepAlive;
 pub(crate) use self::keep_alive::Kept;
 use self::reads::Reads;
 pub(crate) use self::watch::{Batch, Change, Topic, subscribe};
 use crate::config::Config;
-use crate::error::{Op, Problem, problem};
+use crate::error::{Problem, problem};
 use crate::keys::{Mark, Range};
 
 /// The largest answer that is taken: a page of records, or a batch of chunks.
@@ -41,6 +45,9 @@ const PAGE: i64 = 500;
 /// more than one ping in 5 s for an attack.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often, and after what pause, an etcd lease is looked at whose last second runs.
+const LAST_SECOND_LOOKS: u32 = 30;
+const LAST_SECOND_PAUSE: Duration = Duration::from_millis(100);
 /// How long `close` waits for its tasks to end.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -55,6 +62,7 @@ pub(crate) struct Client {
 
 struct Shared {
     request_timeout: Duration,
+    identity: Identity,
     closed: CancellationToken,
     tasks: TaskTracker,
 }
@@ -119,6 +127,8 @@ pub(crate) struct Outcome {
     pub(crate) succeeded: bool,
     /// The store's revision after it.
     pub(crate) revision: i64,
+    /// Which cluster of etcd it is, by etcd's own count.
+    store: u64,
     /// What each step read.
     pub(crate) found: Vec<Found>,
 }
@@ -148,11 +158,12 @@ pub(crate) struct Status {
 impl Client {
     /// Connects, and authenticates where there is a user.
     pub(crate) async fn connect(config: &Config) -> Result<Self> {
-        let op = Op::new("connect", &config.target);
+        let op = Op::read("connect", &config.target);
         let options = connect_options(op, config)?;
         let endpoints = Endpoints::new(&config.endpoints, &options, config.request_timeout);
         let shared = Arc::new(Shared {
             request_timeout: config.request_timeout,
+            identity: Identity::default(),
             closed: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
@@ -211,8 +222,8 @@ impl Client {
         }
     }
 
-    /// One atomic step: `then` if all conditions hold, else `otherwise`. Linearizable.
-    pub(crate) async fn transact(
+    /// One atomic step, whichever store it is. See [`transact`](Self::transact).
+    async fn transact_anywhere(
         &self,
         op: Op<'_>,
         when: &[Condition],
@@ -229,7 +240,8 @@ impl Client {
             async move { kv.txn(txn).await }
         };
         let answer = self.call(op, effect, send).await?.0;
-        let revision = answer.header.map_or(0, |header| header.revision);
+        let (revision, store) =
+            answer.header.map_or((0, 0), |header| (header.revision, header.cluster_id));
         let found = answer.responses.into_iter().map(|response| match response.response {
             Some(PbTxnOpResponse::ResponseRange(range)) => {
                 let count = range.count;
@@ -239,7 +251,7 @@ impl Client {
             _ => Ok(Found::default()),
         });
         let found = found.collect::<Result<_>>()?;
-        Ok(Outcome { succeeded: answer.succeeded, revision, found })
+        Ok(Outcome { succeeded: answer.succeeded, revision, store, found })
     }
 
     /// Reads some keys at one moment. Linearizable.
@@ -254,6 +266,19 @@ impl Client {
 
     /// The first `limit` keys of a range, or all, as they stood at one moment, and its revision.
     pub(crate) async fn list(
+        &self,
+        op: Op<'_>,
+        range: Range,
+        limit: Option<i64>,
+    ) -> Result<(Vec<Entry>, i64), Problem> {
+        // That it is the same store is looked at beside it: a range is no transaction's.
+        let same = self.read(op, &[]);
+        let (listed, _) =
+            futures::future::try_join(self.list_anywhere(op, range, limit), same).await?;
+        Ok(listed)
+    }
+
+    async fn list_anywhere(
         &self,
         op: Op<'_>,
         range: Range,
@@ -313,24 +338,46 @@ impl Client {
         let client = self.clone();
         self.tidy_up(async move {
             // If it fails, the lease ends by itself.
-            let _ = client.revoke(Op::new("revoke", "an unused etcd lease"), id).await;
+            let _ = client.revoke(Op::write("revoke", "an unused etcd lease"), id).await;
         });
     }
 
     /// How long an etcd lease has still to live, at most; zero if it is gone.
     pub(crate) async fn time_to_live(&self, op: Op<'_>, id: i64) -> Result<Duration, Problem> {
+        let Some((left, granted)) = self.seconds_left(op, id).await? else {
+            return Ok(Duration::ZERO);
+        };
+        // The server cuts to whole seconds.
+        let most = left.saturating_add(1).min(granted);
+        Ok(Duration::from_secs(u64::try_from(most).unwrap_or(0)))
+    }
+
+    /// Whether an etcd lease has ended, for a key that went without a note; a lease whose last second
+    /// runs has still to be seen to end, or to be kept alive.
+    pub(crate) async fn has_ended(&self, op: Op<'_>, id: i64) -> Result<bool, Problem> {
+        for _ in 0..LAST_SECOND_LOOKS {
+            match self.seconds_left(op, id).await? {
+                None => return Ok(true),
+                Some((0, _)) => sleep(LAST_SECOND_PAUSE).await,
+                Some(_) => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The whole seconds that an etcd lease has still to live, and those that it was granted; none if
+    /// it is gone.
+    async fn seconds_left(&self, op: Op<'_>, id: i64) -> Result<Option<(i64, i64)>, Problem> {
         let send = |connection: Connection| {
             let mut lease = connection.vendor.lease_client();
             async move { lease.time_to_live(id, None).await }
         };
-        let answer = match self.call(op, Effect::None, send).await {
-            Ok(answer) => answer,
-            Err(Problem::LeaseGone) => return Ok(Duration::ZERO),
-            Err(problem) => return Err(problem),
-        };
-        // The server cuts to whole seconds, and says -1 for one that it does not know.
-        let most = answer.ttl().saturating_add(1).min(answer.granted_ttl());
-        Ok(Duration::from_secs(u64::try_from(most).unwrap_or(0)))
+        match self.call(op, Effect::None, send).await {
+            // -1 stands for a lease that the server does not know.
+            Ok(answer) => Ok((answer.ttl() >= 0).then(|| (answer.ttl(), answer.granted_ttl()))),
+            Err(Problem::LeaseGone) => Ok(None),
+            Err(problem) => Err(problem),
+        }
     }
 
     /// Lets an etcd lease begin its time to live anew.
@@ -411,7 +458,7 @@ fn connect_options(op: Op<'_>, config: &Config) -> Result<ConnectOptions> {
 
 /// Reads the files that the URL names.
 #[cfg(feature = "tls")]
-fn tls_options(op: Op<'_>, tls: &crate::config::Tls) -> Result<etcd_client::TlsOptions> {
+fn tls_options(op: Op<'_>, tls: &coord_core::kit::config::Tls) -> Result<etcd_client::TlsOptions> {
     let read = |what: &str, path: &std::path::Path| {
         std::fs::read(path).map_err(|source| {
             let why = format!("the file of option {what} can't be read path={}", path.display());

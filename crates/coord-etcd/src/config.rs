@@ -1,9 +1,9 @@
 //! What the URL says, checked before any I/O.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use coord_core::{BackendUrl, ClusterName, Era, Error, ErrorKind, Result, Secret, UrlOptions};
+use coord_core::kit::config::{self, Tls};
+use coord_core::{BackendUrl, ClusterName, Era, Result, Secret};
 
 use crate::SCHEME;
 
@@ -29,42 +29,28 @@ pub(crate) struct Config {
     pub(crate) connect_timeout: Duration,
 }
 
-/// How connections are encrypted.
-#[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read where the feature is on"))]
-pub(crate) struct Tls {
-    /// PEM files: the roots that are trusted instead of the machine's own.
-    pub(crate) ca: Option<PathBuf>,
-    /// The client's certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the server's certificate is for, where it is not the host's.
-    pub(crate) name: Option<String>,
-}
-
 impl Config {
     pub(crate) fn from_url(url: &BackendUrl) -> Result<Self> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
-        if url.scheme() != SCHEME {
-            return invalid(format!("scheme {:?} is not {SCHEME}", url.scheme()));
-        }
-        let options = url.options(OPTIONS)?;
-        if url.hosts().is_empty() {
-            return invalid(format!("no host; write {SCHEME}://host[:{PORT}][,host…]/cluster"));
-        }
+        let options = config::options(url, SCHEME, OPTIONS)?;
+        let hosts = config::hosts(url, SCHEME, PORT)?;
         let user = match (url.user(), url.password()) {
             (None, None) => None,
             (Some(user), Some(password)) => Some((user.clone(), password.clone())),
-            _ => return invalid("a user and a password belong together: user:password@".into()),
+            _ => {
+                let why = "a user and a password belong together: user:password@";
+                return Err(config::invalid(url, why));
+            }
         };
-        let tls = Tls::from_options(url, options)?;
+        let lacking = (!cfg!(feature = "tls")).then_some("coord-etcd");
+        let tls = Tls::of(url, options, false, lacking)?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let endpoint = |host: &coord_core::UrlHost| {
-            format!("{scheme}://{}:{}", host.host, host.port.unwrap_or(PORT))
-        };
         Ok(Self {
             cluster: url.cluster().clone(),
             target: url.to_string(),
-            endpoints: url.hosts().iter().map(endpoint).collect(),
+            endpoints: hosts
+                .iter()
+                .map(|host| format!("{scheme}://{}", config::address(host, PORT)))
+                .collect(),
             user,
             tls,
             era: options.era()?,
@@ -74,38 +60,10 @@ impl Config {
     }
 }
 
-impl Tls {
-    fn from_options(url: &BackendUrl, options: UrlOptions<'_>) -> Result<Option<Self>> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
-        let is_on = match options.get("tls") {
-            None | Some("off") => false,
-            Some("on") => true,
-            Some(other) => return invalid(format!("option tls is {other:?}; it is on or off")),
-        };
-        let parts = ["ca", "cert", "key", "tls_name"];
-        if !is_on {
-            return match parts.into_iter().find(|name| options.get(name).is_some()) {
-                Some(name) => invalid(format!("option {name} is given without tls=on")),
-                None => Ok(None),
-            };
-        }
-        if !cfg!(feature = "tls") {
-            let why = "tls=on needs the cargo feature \"tls\" of coord-etcd";
-            return Err(Error::new(ErrorKind::Unsupported, "connect").message(why).resource(url));
-        }
-        let path = |name| options.get(name).map(PathBuf::from);
-        let identity = match (path("cert"), path("key")) {
-            (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert, key)),
-            _ => return invalid("the options cert and key belong together".into()),
-        };
-        let name = options.get("tls_name").map(str::to_owned);
-        Ok(Some(Self { ca: path("ca"), identity, name }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use coord_core::ErrorKind;
+
     use super::*;
 
     fn config(url: &str) -> Result<Config> {

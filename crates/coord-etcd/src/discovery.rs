@@ -1,12 +1,14 @@
 //! Nodes: one key each, bound to an etcd lease of its own that ends the registration.
 //!
 //! A key that is deleted does not say why. Who ends a registration on purpose puts a note beside it
-//! in the same transaction; a deletion without one is an expiry. The note dies with the node's etcd
-//! lease.
+//! in the same transaction. A deletion without one is an expiry if the node's etcd lease is gone as
+//! well; if that lives on, somebody deleted the key, and the node may live. The note dies with the
+//! node's etcd lease.
 
 use std::collections::{HashMap, VecDeque};
 
 use async_trait::async_trait;
+use coord_core::kit::Op;
 use coord_core::wire::{NodeRecordV1, Record};
 use coord_core::{
     Discovery, Error, Evict, Heartbeat, Incarnation, NodeEvent, NodeId, NodeInfo, NodeRecord,
@@ -15,14 +17,14 @@ use coord_core::{
 use futures::stream::BoxStream;
 
 use crate::client::{Batch, Change, Condition, Entry, Kept, Step, Topic, subscribe};
-use crate::error::{Op, Problem};
+use crate::error::Problem;
 use crate::keys::{Mark, Range};
 use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
 
 #[async_trait]
 impl Discovery for Handle {
     async fn register(&self, node: &NodeInfo, ttl: Ttl, replace: Replace) -> Result<Register> {
-        let op = Op::new("register", node.id.as_str());
+        let op = Op::write("register", node.id.as_str());
         let key = self.keys.node(&node.id);
         for _ in 0..ROUNDS {
             let held = match self.client.get(op, key.clone()).await? {
@@ -48,7 +50,7 @@ impl Discovery for Handle {
     }
 
     async fn heartbeat(&self, held: &Registration, node: &NodeInfo) -> Result<Heartbeat> {
-        let op = Op::new("heartbeat", held.node.as_str());
+        let op = Op::write("heartbeat", held.node.as_str());
         if node.id != held.node || node.incarnation != held.incarnation {
             let (id, incarnation) = (&node.id, node.incarnation);
             let why = format!(
@@ -79,7 +81,7 @@ impl Discovery for Handle {
     }
 
     async fn deregister(&self, held: &Registration) -> Result<()> {
-        let op = Op::new("deregister", held.node.as_str());
+        let op = Op::write("deregister", held.node.as_str());
         let key = self.keys.node(&held.node);
         for _ in 0..ROUNDS {
             let Some(entry) = self.client.get(op, key.clone()).await? else { return Ok(()) };
@@ -99,7 +101,7 @@ impl Discovery for Handle {
         incarnation: Incarnation,
         seen: &Revision,
     ) -> Result<Evict> {
-        let op = Op::new("evict", node.as_str());
+        let op = Op::write("evict", node.as_str());
         for _ in 0..ROUNDS {
             let Some(entry) = self.client.get(op, self.keys.node(node)).await? else {
                 return Ok(Evict::Gone);
@@ -117,7 +119,7 @@ impl Discovery for Handle {
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>> {
-        let op = Op::new("nodes", self.info.cluster.as_str());
+        let op = Op::read("nodes", self.info.cluster.as_str());
         let (entries, _) = self.client.list(op, self.keys.nodes(), None).await?;
         entries.iter().map(|entry| node_record(op, entry)).collect()
     }
@@ -256,7 +258,7 @@ fn encode(op: Op<'_>, node: &NodeInfo, ttl: Ttl) -> Result<bytes::Bytes> {
 fn node_of(op: Op<'_>, entry: &Entry) -> Result<NodeRecordV1> {
     let record = NodeRecordV1::decode(&entry.value).map_err(|error| op.corrupt(error))?;
     if !entry.key.ends_with(&format!("/{}", record.node.id)) {
-        return Err(op.misplaced(&entry.key));
+        return Err(op.misplaced("key", &entry.key));
     }
     Ok(record)
 }
@@ -268,7 +270,22 @@ fn node_record(op: Op<'_>, entry: &Entry) -> Result<NodeRecord> {
 struct NodesTopic {
     handle: Handle,
     /// The nodes that are there, by their keys.
-    known: HashMap<String, (NodeId, Incarnation)>,
+    known: HashMap<String, Known>,
+}
+
+/// A node that was shown.
+struct Known {
+    node: NodeId,
+    incarnation: Incarnation,
+    /// The etcd lease that its key is bound to.
+    lease: i64,
+}
+
+impl Known {
+    fn of(record: &NodeRecord, entry: &Entry) -> Self {
+        let (node, incarnation) = (record.info.id.clone(), record.info.incarnation);
+        Self { node, incarnation, lease: entry.lease }
+    }
 }
 
 impl Topic for NodesTopic {
@@ -279,14 +296,15 @@ impl Topic for NodesTopic {
     }
 
     async fn snapshot(&mut self) -> Result<(NodeEvent, i64), Problem> {
-        let op = Op::new("watch", self.handle.info.cluster.as_str());
+        let op = Op::read("watch", self.handle.info.cluster.as_str());
         let range = self.handle.keys.nodes();
         let (entries, revision) = self.handle.client.list(op, range, None).await?;
         self.known.clear();
         let mut records = Vec::with_capacity(entries.len());
         for entry in entries {
             let record = node_record(op, &entry)?;
-            self.known.insert(entry.key, (record.info.id.clone(), record.info.incarnation));
+            let known = Known::of(&record, &entry);
+            self.known.insert(entry.key, known);
             records.push(record);
         }
         Ok((NodeEvent::Snapshot(records), revision))
@@ -297,18 +315,20 @@ impl Topic for NodesTopic {
         batch: Batch,
         events: &mut VecDeque<NodeEvent>,
     ) -> Result<(), Problem> {
-        let op = Op::new("watch", self.handle.info.cluster.as_str());
+        let op = Op::read("watch", self.handle.info.cluster.as_str());
         let nodes = self.handle.keys.nodes();
         let is_node = |key: &str| key.starts_with(&nodes.from);
         // A note stands before the deletion that it is about, in the same batch.
         let mut notes = HashMap::new();
+        let mut can_ask = true;
         for change in batch {
             match change {
                 Change::Put(entry) if is_node(&entry.key) => {
                     let record = node_record(op, &entry)?;
-                    let who = (record.info.id.clone(), record.info.incarnation);
-                    let before = self.known.insert(entry.key, who.clone());
-                    let is_update = before.is_some_and(|before| before == who);
+                    let known = Known::of(&record, &entry);
+                    let incarnation = known.incarnation;
+                    let before = self.known.insert(entry.key, known);
+                    let is_update = before.is_some_and(|before| before.incarnation == incarnation);
                     events.push_back(match is_update {
                         true => NodeEvent::Updated(record),
                         false => NodeEvent::Joined(record),
@@ -319,13 +339,22 @@ impl Topic for NodesTopic {
                 }
                 Change::Deleted { key, modified } => {
                     // What is not known is a note that is gone.
-                    let Some((node, incarnation)) = self.known.remove(&key) else { continue };
+                    let Some(Known { node, incarnation, lease }) = self.known.remove(&key) else {
+                        continue;
+                    };
                     let text = incarnation.to_string();
-                    let is_noted = notes.get(&modified).is_some_and(|note| note == text.as_bytes());
-                    events.push_back(match is_noted {
-                        true => NodeEvent::Left { node, incarnation },
-                        false => NodeEvent::Expired { node, incarnation },
-                    });
+                    if notes.get(&modified).is_some_and(|note| note == text.as_bytes()) {
+                        events.push_back(NodeEvent::Left { node, incarnation });
+                        continue;
+                    }
+                    // What can't be told is not judged; then nobody is asked for the rest either.
+                    let ended = match can_ask {
+                        true => self.handle.client.has_ended(op, lease).await.ok(),
+                        false => None,
+                    };
+                    can_ask = ended.is_some();
+                    let judged = ended.unwrap_or(false);
+                    events.push_back(NodeEvent::Expired { node, incarnation, judged });
                 }
             }
         }

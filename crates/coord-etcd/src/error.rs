@@ -6,48 +6,9 @@
 use std::error::Error as StdError;
 use std::{fmt, io};
 
+use coord_core::kit::Op;
 use coord_core::{Effect, Error, ErrorKind};
 use tonic::{Code, Status};
-
-/// What a request was for: stands in every error.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Op<'a> {
-    /// The operation, one fixed word.
-    pub(crate) name: &'static str,
-    /// The lease, node, table or target it is about.
-    pub(crate) resource: &'a str,
-}
-
-impl<'a> Op<'a> {
-    pub(crate) fn new(name: &'static str, resource: &'a str) -> Self {
-        Self { name, resource }
-    }
-
-    pub(crate) fn error(self, kind: ErrorKind) -> Error {
-        Error::new(kind, self.name).resource(self.resource)
-    }
-
-    pub(crate) fn closed(self) -> Error {
-        self.error(ErrorKind::Closed).message("the handle was closed; open the backend again")
-    }
-
-    /// For a method that gave up after it lost the same race again and again.
-    pub(crate) fn contended(self) -> Error {
-        self.error(ErrorKind::Unavailable).message("others kept changing the record meanwhile")
-    }
-
-    /// For a record that was copied to where another belongs.
-    pub(crate) fn misplaced(self, key: &str) -> Error {
-        let why = format!("the record there is another's key={key}");
-        self.error(ErrorKind::Corrupt).message(why)
-    }
-
-    /// Names the operation and the resource in an error that was made by a decoder.
-    pub(crate) fn corrupt(self, error: Error) -> Error {
-        let why = error.message_text().to_owned();
-        Error::corrupt(self.name, why).resource(self.resource).with_source(error)
-    }
-}
 
 /// Why a request failed.
 #[derive(Debug)]
@@ -70,8 +31,10 @@ impl From<Problem> for Error {
     fn from(problem: Problem) -> Self {
         match problem {
             Problem::Compacted => Self::new(ErrorKind::Unavailable, "read")
+                .effect_none()
                 .message("the revision was compacted meanwhile; read again"),
             Problem::LeaseGone => Self::new(ErrorKind::Unavailable, "write")
+                .effect_none()
                 .message("the etcd lease ran out before the record was written"),
             Problem::Failed(error) => error,
         }
@@ -242,7 +205,7 @@ mod tests {
     use super::*;
 
     fn map(effect: Effect, error: etcd_client::Error) -> Error {
-        problem(Op::new("renew", "scheduler"), effect, error).into()
+        problem(Op::write("renew", "scheduler"), effect, error).into()
     }
 
     #[test]
@@ -306,7 +269,7 @@ mod tests {
     fn compaction_and_a_lost_lease_are_told_apart() {
         let status = |code, message: &str| {
             problem(
-                Op::new("load", "orders"),
+                Op::read("load", "orders"),
                 Effect::None,
                 etcd_client::Error::GRpcStatus(Status::new(code, message)),
             )

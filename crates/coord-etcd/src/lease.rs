@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use coord_core::kit::Op;
 use coord_core::wire::{LeaseRecordV1, Record};
 use coord_core::{
     Acquire, AcquireRequest, Grant, Lease, LeaseEvent, LeaseName, LeaseRecord, Listing, Page,
@@ -16,7 +17,7 @@ use coord_core::{
 use futures::stream::{self, BoxStream, StreamExt};
 
 use crate::client::{Batch, Change, Condition, Entry, Kept, Step, Topic, subscribe};
-use crate::error::{Op, Problem};
+use crate::error::Problem;
 use crate::keys::{Mark, Range};
 use crate::{Handle, ROUNDS};
 
@@ -28,7 +29,7 @@ const CONTESTED_MAX: usize = 4_096;
 #[async_trait]
 impl Lease for Handle {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let op = Op::new("try_acquire", request.lease.as_str());
+        let op = Op::write("try_acquire", request.lease.as_str());
         let key = self.keys.lease(&request.lease);
         // An etcd lease is made in vain where another holds the key: so a look at it comes first where
         // that is likely.
@@ -53,7 +54,7 @@ impl Lease for Handle {
     }
 
     async fn renew(&self, grant: &Grant) -> Result<Renew> {
-        let op = Op::new("renew", grant.lease.as_str());
+        let op = Op::write("renew", grant.lease.as_str());
         let key = self.keys.lease(&grant.lease);
         let mut lease = Mark::of(&grant.revision).map_or(0, |mark| mark.lease);
         for _ in 0..ROUNDS {
@@ -74,7 +75,7 @@ impl Lease for Handle {
     }
 
     async fn release(&self, grant: &Grant) -> Result<Release> {
-        let op = Op::new("release", grant.lease.as_str());
+        let op = Op::write("release", grant.lease.as_str());
         let key = self.keys.lease(&grant.lease);
         let remove = [Step::Delete(key.clone())];
         let look = [Step::Get(key.clone())];
@@ -105,7 +106,7 @@ impl Lease for Handle {
     }
 
     async fn get(&self, lease: &LeaseName) -> Result<Option<LeaseRecord>> {
-        let op = Op::new("get", lease.as_str());
+        let op = Op::read("get", lease.as_str());
         let Some(entry) = self.client.get(op, self.keys.lease(lease)).await? else {
             return Ok(None);
         };
@@ -114,13 +115,13 @@ impl Lease for Handle {
     }
 
     async fn list(&self, page: Page) -> Result<Listing<LeaseRecord>> {
-        let op = Op::new("list", self.info.cluster.as_str());
-        let limit = usize::from(page.limit.clamp(1, Page::LIMIT_MAX));
+        let op = Op::read("list", self.info.cluster.as_str());
+        let limit = usize::from(page.limit());
         let mut range = self.keys.leases();
         if let Some(after) = &page.after {
             range = range.after(&self.keys.lease(after));
         }
-        let one_more = i64::from(page.limit.clamp(1, Page::LIMIT_MAX)) + 1;
+        let one_more = i64::from(page.limit()) + 1;
         let (mut entries, _) = self.client.list(op, range, Some(one_more)).await?;
         let has_more = entries.len() > limit;
         entries.truncate(limit);
@@ -129,7 +130,7 @@ impl Lease for Handle {
             .map(|entry| Ok((self.grant_of(op, entry)?, entry.lease)))
             .collect::<Result<_>>()?;
         let last = grants.last().filter(|_| has_more).map(|(grant, _)| grant.lease.clone());
-        let next = last.map(|last| Page::after(last).with_limit(page.limit));
+        let next = last.map(|last| Page::after(last).with_limit(page.limit()));
         let lookups = grants.into_iter().map(|(grant, lease)| self.observed(op, grant, lease));
         let items = stream::iter(lookups).buffered(LOOKUPS_MAX).collect().await;
         Ok(Listing::new(items, next))
@@ -223,7 +224,7 @@ impl Handle {
     pub(crate) fn grant_of(&self, op: Op<'_>, entry: &Entry) -> Result<Grant> {
         let record = LeaseRecordV1::decode(&entry.value).map_err(|error| op.corrupt(error))?;
         if self.keys.lease(&record.lease) != entry.key {
-            return Err(op.misplaced(&entry.key));
+            return Err(op.misplaced("key", &entry.key));
         }
         self.grant(op, record, entry.mark())
     }
@@ -299,7 +300,7 @@ impl Topic for LeaseTopic {
     }
 
     async fn snapshot(&mut self) -> Result<(LeaseEvent, i64), Problem> {
-        let op = Op::new("watch", self.lease.as_str());
+        let op = Op::read("watch", self.lease.as_str());
         let get = [Step::Get(self.handle.keys.lease(&self.lease))];
         let mut outcome = self.handle.client.read(op, &get).await?;
         let record = match outcome.take(0) {
@@ -317,7 +318,7 @@ impl Topic for LeaseTopic {
         batch: Batch,
         events: &mut VecDeque<LeaseEvent>,
     ) -> Result<(), Problem> {
-        let op = Op::new("watch", self.lease.as_str());
+        let op = Op::read("watch", self.lease.as_str());
         for change in batch {
             events.push_back(match change {
                 Change::Put(entry) => {

@@ -16,6 +16,14 @@
 //! code: Debian's `protobuf-compiler` and `libprotobuf-dev`, or the variables `PROTOC` and
 //! `PROTOC_INCLUDE`.
 
+// docs.rs builds with nightly, and then shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod client;
 mod config;
 mod discovery;
@@ -29,6 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coord_core::kit::Op;
 use coord_core::wire::KnownMaps;
 use coord_core::{
     Backend, BackendInfo, BackendUrl, Discovery, Era, Error, ErrorKind, Guarantees, Health,
@@ -36,9 +45,9 @@ use coord_core::{
 };
 use tokio::time::Instant;
 
-use crate::client::{Client, Condition, Entry, Kept, Step};
+use crate::client::{Client, Condition, Entry, Kept, Seen, Step};
 use crate::config::{Config, OPTIONS};
-use crate::error::{Op, Problem};
+use crate::error::Problem;
 use crate::keys::Keys;
 use crate::lease::Contested;
 
@@ -99,11 +108,12 @@ impl EtcdBackend {
     /// The connection is closed. The store may keep the record that says which store it is.
     pub async fn open(url: &BackendUrl) -> Result<Self> {
         let config = Config::from_url(url)?;
-        let op = Op::new("connect", &config.target);
+        let op = Op::read("connect", &config.target);
         let client = Client::connect(&config).await?;
         require_version(op, &client).await?;
         let keys = Keys::new(&config.cluster);
         let identity = identity(op, &client, &keys).await?;
+        client.stay_with(op, keys.identity(), identity.to_string().into()).await?;
         // The shortest TTL hangs on the servers' election timeout, and is told by being granted.
         let (lease, seconds) = client.grant(op, 1).await?;
         client.discard(lease);
@@ -212,7 +222,7 @@ impl Handle {
 
     async fn check(&self, health: &mut Health) -> Result<()> {
         use HealthStatus::{Bad, Good, Warning};
-        let op = Op::new("check", &self.info.target);
+        let op = Op::read("check", &self.info.target);
         let status = match self.client.status(op).await.map_err(Error::from) {
             Ok(status) => status,
             Err(error) if error.kind() == ErrorKind::Closed => return Err(error),
@@ -232,6 +242,20 @@ impl Handle {
                 let why = format!("etcd {}; {major}.{minor} is needed", status.version);
                 health.add("version", Bad, why);
             }
+        }
+        match self.client.look_at_identity(op).await {
+            Ok(Seen::Missing) => {
+                let why = "the store was emptied: leases, nodes and maps are gone. It is given its \
+                           identity back by the first request";
+                health.add("identity", Warning, why);
+            }
+            Ok(Seen::Another) => {
+                let why = "the store was emptied or made anew and is another one now than when the \
+                           backend was opened: restart the service";
+                health.add("identity", Bad, why);
+            }
+            // What keeps it from being looked at shows in the round trip.
+            Ok(Seen::Same) | Err(_) => {}
         }
         self.check_configuration(op, health).await;
         if status.database_bytes > DATABASE_BYTES_MANY {

@@ -9,19 +9,20 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use coord_core::fencing::{TableState, check_map};
-use coord_core::wire::{
-    AnswerV1, EncodedMap, OldChunks, Record, RequestV1, TableHeadV1, WireLimits,
-};
+use bytes::Bytes;
+use coord_core::kit::Op;
+use coord_core::kit::tables::{self, Head, Seen, TableReader, TableWriter};
+use coord_core::wire::{AnswerV1, ChunkKey, KnownMaps, Record, RequestV1, TableHeadV1};
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, ErrorKind, Fence, Placement, PlacementEvent, Publish,
     Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName, TableUid,
     Ttl, Version,
 };
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
-use crate::client::{Batch, Change, Condition, Entry, Outcome, Step, Topic, subscribe};
-use crate::error::{Op, Problem};
+use crate::client::{Batch, Change, Condition, Entry, Step, Topic, subscribe};
+use crate::error::Problem;
 use crate::keys::Range;
 use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
 
@@ -31,29 +32,19 @@ const CHUNKS_AT_ONCE: usize = 16;
 /// The most requests that may be within their time limit at once.
 const REQUESTS_MAX: i64 = 10_000;
 
-/// A table and the lease of a fence, as they stood at one moment.
-struct Seen {
-    head: Option<TableHeadV1>,
-    /// The revision of the head; 0 if there is none.
+/// Where a head was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// The revision of its last write; 0 if there is none.
     modified: i64,
-    /// What must hold for the fence's lease when something is written; none if the fence's grant
-    /// does not hold it any more.
-    lease: Option<Vec<Condition>>,
-    revision: i64,
+    /// A revision at which it stood. Its chunks are read there: what is missing there was never written.
+    read: i64,
 }
 
 #[async_trait]
 impl Placement for Handle {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
-        let op = Op::new("claim", request.table.as_str());
-        for _ in 0..ROUNDS {
-            match self.try_claim(op, request).await {
-                Ok(Some(claim)) => return Ok(claim),
-                Ok(None) | Err(Problem::Compacted) => {}
-                Err(problem) => return Err(problem.into()),
-            }
-        }
-        Err(op.contended())
+        tables::claim(self, request).await
     }
 
     async fn publish(
@@ -63,33 +54,15 @@ impl Placement for Handle {
         expected: Version,
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
-        let op = Op::new("publish", table.as_str());
-        check_map(table, fence, expected, map)?;
-        for _ in 0..ROUNDS {
-            if let Some(publish) = self.try_publish(op, table, fence, expected, map).await? {
-                return Ok(publish);
-            }
-        }
-        Err(op.contended())
+        tables::publish(self, table, fence, expected, map).await
     }
 
     async fn load(&self, table: &TableName) -> Result<Option<Table>> {
-        let op = Op::new("load", table.as_str());
-        for _ in 0..ROUNDS {
-            let mut outcome = self.client.read(op, &[Step::Get(self.keys.table(table))]).await?;
-            let Some(entry) = outcome.take(0) else { return Ok(None) };
-            let head = head_of(op, table, &entry)?;
-            match self.table_of(op, head, outcome.revision).await {
-                Ok(table) => return Ok(Some(table)),
-                Err(Problem::Compacted) => {}
-                Err(problem) => return Err(problem.into()),
-            }
-        }
-        Err(op.contended())
+        tables::load(self, table).await
     }
 
     async fn tables(&self) -> Result<Vec<TableName>> {
-        let op = Op::new("tables", self.info.cluster.as_str());
+        let op = Op::read("tables", self.info.cluster.as_str());
         let range = self.keys.tables();
         let mut outcome = self.client.read(op, &[Step::Keys(range.clone())]).await?;
         let entries = outcome.found.pop().unwrap_or_default().entries;
@@ -107,7 +80,7 @@ impl Placement for Handle {
 
     async fn request(&self, request: &Request) -> Result<RequestId> {
         let id = request.id.to_string();
-        let op = Op::new("request", &id);
+        let op = Op::write("request", &id);
         let key = self.keys.request(request.id);
         let value = RequestV1::of(request).encode()?;
         for _ in 0..ROUNDS {
@@ -136,7 +109,7 @@ impl Placement for Handle {
 
     async fn answer(&self, id: &RequestId, fence: &Fence, answer: &Answer) -> Result<Answered> {
         let text = id.to_string();
-        let op = Op::new("answer", &text);
+        let op = Op::write("answer", &text);
         let value = AnswerV1::of(*id, answer).encode()?;
         let leader = TableName::cluster();
         let (table, key) = (self.keys.table(&leader), self.keys.answer(*id));
@@ -179,15 +152,109 @@ fn head_of(op: Op<'_>, table: &TableName, entry: &Entry) -> Result<TableHeadV1> 
     TableHeadV1::read(table, &entry.value).map_err(|error| op.corrupt(error))
 }
 
-impl Handle {
-    async fn see(&self, op: Op<'_>, table: &TableName, fence: &Fence) -> Result<Seen, Problem> {
+impl TableReader for Handle {
+    type Mark = Mark;
+    type Found = ();
+
+    const RACES_MAX: usize = ROUNDS;
+
+    async fn pause(_: usize) {}
+
+    fn maps(&self) -> &KnownMaps {
+        &self.maps
+    }
+
+    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<Option<Head<Mark>>> {
+        let mut outcome = self.client.read(op, &[Step::Get(self.keys.table(table))]).await?;
+        let Some(entry) = outcome.take(0) else { return Ok(None) };
+        let mark = Mark { modified: entry.modified, read: outcome.revision };
+        Ok(Some(Head::new(head_of(op, table, &entry)?, mark)))
+    }
+
+    /// None if the revision at which the head stood was compacted away.
+    async fn chunks(
+        &self,
+        op: Op<'_>,
+        head: &Head<Mark>,
+        keys: &[ChunkKey],
+    ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
+        let mut chunks = HashMap::with_capacity(keys.len());
+        for keys in keys.chunks(CHUNKS_AT_ONCE) {
+            let get = |key| Step::GetAt(self.keys.chunk(&head.record.table, key), head.mark.read);
+            let gets: Vec<_> = keys.iter().map(get).collect();
+            let mut outcome = match self.client.read(op, &gets).await {
+                Ok(outcome) => outcome,
+                Err(Problem::Compacted) => return Ok(None),
+                Err(problem) => return Err(problem.into()),
+            };
+            for (place, key) in keys.iter().enumerate() {
+                // A missing one is noticed when the map is put together.
+                if let Some(entry) = outcome.take(place) {
+                    chunks.insert(*key, entry.value);
+                }
+            }
+        }
+        Ok(Some(chunks))
+    }
+
+    async fn stored_chunks(&self, op: Op<'_>, table: &TableName) -> Result<Vec<(ChunkKey, ())>> {
+        let range = self.keys.chunks(table);
+        let mut outcome = self.client.read(op, &[Step::Keys(range.clone())]).await?;
+        let entries = outcome.found.pop().unwrap_or_default().entries;
+        let key = |entry: &Entry| {
+            let key = entry.key.strip_prefix(&range.from)?.parse().ok()?;
+            Some((key, ()))
+        };
+        Ok(entries.iter().filter_map(key).collect())
+    }
+
+    /// Each step is conditional on the head being the one with this mark.
+    async fn remove_chunks(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        mark: &Mark,
+        old: Vec<(ChunkKey, ())>,
+    ) -> Result<()> {
+        let when = [Condition::At(self.keys.table(table), mark.modified)];
+        for old in old.chunks(CHUNKS_AT_ONCE) {
+            let delete = |(key, ()): &(ChunkKey, ())| Step::Delete(self.keys.chunk(table, key));
+            let steps: Vec<_> = old.iter().map(delete).collect();
+            // What is left is found at the next publish.
+            if !self.client.transact(op, &when, &steps, &[]).await?.succeeded {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TableWriter for Handle {
+    type Reader = Self;
+    /// What must hold for the fence's lease when something is written.
+    type Guard = Vec<Condition>;
+
+    fn reader(&self) -> Self {
+        self.clone()
+    }
+
+    fn value_bytes_max(&self) -> usize {
+        VALUE_BYTES_MAX
+    }
+
+    async fn see(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        fence: &Fence,
+    ) -> Result<Seen<Mark, Vec<Condition>>> {
         let is_ours = fence.origin == self.info.origin;
         let mut gets = vec![Step::Get(self.keys.table(table))];
         if is_ours {
             gets.push(Step::Get(self.keys.lease(&fence.lease)));
         }
         let mut outcome = self.client.read(op, &gets).await?;
-        let lease = match outcome.take(1) {
+        let guard = match outcome.take(1) {
             // Of a lease in another store this one can't tell.
             None => (!is_ours).then(Vec::new),
             Some(entry) => {
@@ -200,182 +267,44 @@ impl Handle {
         let entry = outcome.take(0);
         let modified = entry.as_ref().map_or(0, |entry| entry.modified);
         let head = entry.map(|entry| head_of(op, table, &entry)).transpose()?;
-        Ok(Seen { head, modified, lease, revision: outcome.revision })
+        Ok(Seen::new(head, Mark { modified, read: outcome.revision }, guard))
     }
 
-    /// One try to claim; none if somebody else wrote meanwhile.
-    async fn try_claim(
-        &self,
-        op: Op<'_>,
-        request: &ClaimRequest,
-    ) -> Result<Option<Claim>, Problem> {
-        let ClaimRequest { table, fence, header, .. } = request;
-        let Seen { head, modified, lease, revision } = self.see(op, table, fence).await?;
-        let Some(head) = head else {
-            let Some(lease) = lease else { return Ok(Some(Claim::Fenced(fence.clone()))) };
-            let head = TableHeadV1::created(table.clone(), header.clone(), fence.clone());
-            return self.put_claim(op, head, 0, lease).await;
-        };
-        let state = TableState::from(&head);
-        if let Some(refusal) = state.refuse_claim(request, lease.is_some()) {
-            return Ok(Some(refusal));
-        }
-        let claimed = head.clone().claimed_by(fence);
-        if claimed == head {
-            // It was this fence's already, at the moment at which all of it was read.
-            return Ok(Some(Claim::Claimed(self.table_of(op, head, revision).await?)));
-        }
-        self.put_claim(op, claimed, modified, lease.unwrap_or_default()).await
-    }
-
-    async fn put_claim(
-        &self,
-        op: Op<'_>,
-        head: TableHeadV1,
-        modified: i64,
-        lease: Vec<Condition>,
-    ) -> Result<Option<Claim>, Problem> {
-        let outcome = self.put_head(op, &head, modified, lease, &[]).await?;
-        if !outcome.succeeded {
-            return Ok(None);
-        }
-        Ok(Some(Claim::Claimed(self.table_of(op, head, outcome.revision).await?)))
-    }
-
-    /// Writes a head in the place of the one that was read, if the lease is still held.
-    async fn put_head(
+    async fn write_head(
         &self,
         op: Op<'_>,
         head: &TableHeadV1,
-        modified: i64,
-        lease: Vec<Condition>,
-        and: &[Step],
-    ) -> Result<Outcome, Problem> {
+        over: &Mark,
+        guard: &Vec<Condition>,
+    ) -> Result<Option<Mark>> {
         let key = self.keys.table(&head.table);
-        let mut when = lease;
-        when.push(match modified {
+        let mut when = guard.clone();
+        when.push(match over.modified {
             0 => Condition::Absent(key.clone()),
-            _ => Condition::At(key.clone(), modified),
+            modified => Condition::At(key.clone(), modified),
         });
-        let mut then = vec![Step::Put { key, value: head.encode()?, lease: 0 }];
-        then.extend_from_slice(and);
-        self.client.transact(op, &when, &then, &[]).await
+        let put = Step::Put { key, value: head.encode()?, lease: 0 };
+        let outcome = self.client.transact(op, &when, &[put], &[]).await?;
+        let mark = Mark { modified: outcome.revision, read: outcome.revision };
+        Ok(outcome.succeeded.then_some(mark))
     }
 
-    /// One try to publish; none if somebody else wrote meanwhile.
-    async fn try_publish(
+    async fn write_chunks(
         &self,
         op: Op<'_>,
-        table: &TableName,
-        fence: &Fence,
-        expected: Version,
-        map: &Arc<ShardMap>,
-    ) -> Result<Option<Publish>> {
-        let Seen { head, modified, lease, .. } = self.see(op, table, fence).await?;
-        let Some(head) = head else { return Ok(Some(Publish::Fenced(None))) };
-        let settled = TableState::from(&head).settle_publish(
-            table,
-            fence,
-            expected,
-            map,
-            lease.is_some(),
-            || head.holds(map),
-        )?;
-        let Some(lease) = lease.filter(|_| settled.is_none()) else { return Ok(settled) };
-        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
-        let encoded = self.maps.encode(&head, map, limits)?;
-        self.put_chunks(op, table, &encoded).await?;
-        let old = OldChunks::after(fence, head.manifest.as_ref(), &encoded.manifest);
-        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest.clone());
-        let list = [Step::Keys(self.keys.chunks(table))];
-        let mut outcome = self.put_head(op, &head, modified, lease, &list).await?;
-        if !outcome.succeeded {
-            return Ok(None);
-        }
-        if self.maps.published(table, &encoded.manifest, map) {
-            let stored = outcome.found.pop().unwrap_or_default().entries;
-            self.remove_chunks(table, outcome.revision, stored, &old);
-        }
-        Ok(Some(Publish::Published(map.version())))
-    }
-
-    async fn put_chunks(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        encoded: &EncodedMap,
-    ) -> Result<(), Problem> {
-        for (key, value) in &encoded.chunks {
-            let key = self.keys.chunk(table, key);
-            let put = Step::Put { key: key.clone(), value: value.clone(), lease: 0 };
+        head: &Head<Mark>,
+        chunks: Vec<(ChunkKey, Bytes)>,
+    ) -> Result<()> {
+        for (key, value) in chunks {
+            let key = self.keys.chunk(&head.record.table, &key);
+            let put = Step::Put { key: key.clone(), value, lease: 0 };
             self.client.transact(op, &[Condition::Absent(key)], &[put], &[]).await?;
         }
         Ok(())
     }
 
-    /// Removes, in the background, the chunks that are of no use any more. Each step is conditional on
-    /// the head being the one that was just written.
-    fn remove_chunks(&self, table: &TableName, head: i64, stored: Vec<Entry>, old: &OldChunks) {
-        let prefix = self.keys.chunks(table).from;
-        let is_old = |entry: &Entry| {
-            let key = entry.key.strip_prefix(&prefix).and_then(|key| key.parse().ok());
-            key.is_some_and(|key| old.contains(&key))
-        };
-        let old: Vec<Entry> = stored.into_iter().filter(is_old).collect();
-        if old.is_empty() {
-            return;
-        }
-        let (client, table) = (self.client.clone(), table.clone());
-        let when = [Condition::At(self.keys.table(&table), head)];
-        self.client.tidy_up(async move {
-            let op = Op::new("remove chunks", table.as_str());
-            for old in old.chunks(CHUNKS_AT_ONCE) {
-                let steps: Vec<_> = old.iter().map(|old| Step::Delete(old.key.clone())).collect();
-                match client.transact(op, &when, &steps, &[]).await {
-                    Ok(outcome) if outcome.succeeded => {}
-                    // What is left is found at the next publish.
-                    _ => return,
-                }
-            }
-        });
-    }
-
-    async fn table_of(
-        &self,
-        op: Op<'_>,
-        head: TableHeadV1,
-        revision: i64,
-    ) -> Result<Table, Problem> {
-        let map = self.map_of(op, &head, revision).await?;
-        Ok(Table::new(head.table, head.fence, head.binding, map))
-    }
-
-    /// The map that a head names, read as the chunks stood at a revision at which the head was that
-    /// one.
-    async fn map_of(
-        &self,
-        op: Op<'_>,
-        head: &TableHeadV1,
-        revision: i64,
-    ) -> Result<Arc<ShardMap>, Problem> {
-        let fetch = match self.maps.read(head) {
-            Ok(map) => return Ok(map),
-            Err(fetch) => fetch,
-        };
-        let mut chunks = HashMap::with_capacity(fetch.keys.len());
-        for keys in fetch.keys.chunks(CHUNKS_AT_ONCE) {
-            let get = |key| Step::GetAt(self.keys.chunk(&head.table, key), revision);
-            let gets: Vec<_> = keys.iter().map(get).collect();
-            let mut outcome = self.client.read(op, &gets).await?;
-            for (place, key) in keys.iter().enumerate() {
-                // A missing one is noticed when the map is put together.
-                if let Some(entry) = outcome.take(place) {
-                    chunks.insert(*key, entry.value);
-                }
-            }
-        }
-        let map = self.maps.assemble(head, &fetch, &chunks);
-        map.map_err(|error| op.corrupt(error).into())
+    fn run(&self, task: BoxFuture<'static, ()>) {
+        self.client.tidy_up(task);
     }
 }
 
@@ -388,11 +317,12 @@ struct TableTopic {
 
 impl TableTopic {
     async fn map(&mut self, entry: Option<Entry>, revision: i64) -> Result<Map, Problem> {
-        let op = Op::new("watch", self.table.as_str());
+        let op = Op::read("watch", self.table.as_str());
         let Some(entry) = entry else { return Ok(None) };
         let head = head_of(op, &self.table, &entry)?;
-        let map = self.handle.map_of(op, &head, revision).await?;
-        Ok(Some(map))
+        let head = Head::new(head, Mark { modified: entry.modified, read: revision });
+        let map = tables::read_map(&self.handle, op, &head).await?;
+        map.map(Some).ok_or(Problem::Compacted)
     }
 }
 
@@ -406,7 +336,7 @@ impl Topic for TableTopic {
     }
 
     async fn snapshot(&mut self) -> Result<(PlacementEvent, i64), Problem> {
-        let op = Op::new("watch", self.table.as_str());
+        let op = Op::read("watch", self.table.as_str());
         let get = [Step::Get(self.handle.keys.table(&self.table))];
         let mut outcome = self.handle.client.read(op, &get).await?;
         let entry = outcome.take(0);
@@ -421,7 +351,7 @@ impl Topic for TableTopic {
         mut batch: Batch,
         events: &mut VecDeque<PlacementEvent>,
     ) -> Result<(), Problem> {
-        let op = Op::new("watch", self.table.as_str());
+        let op = Op::read("watch", self.table.as_str());
         let entry = match batch.pop() {
             None => return Ok(()),
             Some(Change::Deleted { .. }) => None,
@@ -483,7 +413,7 @@ impl Topic for RequestsTopic {
 
     /// In the order in which they came.
     async fn snapshot(&mut self) -> Result<(RequestEvent, i64), Problem> {
-        let op = Op::new("watch_requests", self.handle.info.cluster.as_str());
+        let op = Op::read("watch_requests", self.handle.info.cluster.as_str());
         let range = self.range();
         let (mut entries, revision) = self.handle.client.list(op, range.clone(), None).await?;
         entries.sort_by_key(|entry| entry.created);
@@ -509,7 +439,7 @@ impl Topic for RequestsTopic {
         batch: Batch,
         events: &mut VecDeque<RequestEvent>,
     ) -> Result<(), Problem> {
-        let op = Op::new("watch_requests", self.handle.info.cluster.as_str());
+        let op = Op::read("watch_requests", self.handle.info.cluster.as_str());
         let range = self.range();
         for change in batch {
             match change {

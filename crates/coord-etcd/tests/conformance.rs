@@ -3,15 +3,17 @@
 use std::fmt;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_conformance::faults::Faulty;
 use coord_conformance::{Fixture, Handle, Operator, Profile};
-use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, Result, TableName};
+use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
 use coord_etcd::EtcdBackend;
 use coord_integration::Missing;
+use coord_integration::faults::{Link, Proxy, Request};
 use coord_integration::servers::{Etcd, Server};
 use etcd_client::{Client, ConnectOptions, DeleteOptions};
+use tokio::time::Instant;
 
 /// The password of a server that was started here, which must never show.
 const PASSWORD: &str = "hunter2-conformance";
@@ -46,25 +48,54 @@ impl Fixture for Etcds {
     }
 
     async fn available(&self) -> Result<(), String> {
-        self.server.as_ref().map(drop).map_err(ToString::to_string)
+        Missing::available(&self.server)
     }
 
     async fn open(&self, cluster: &ClusterName) -> Result<Handle> {
-        let url = format!("{}/{cluster}", self.server()?.url());
-        let backend = EtcdBackend::open(&BackendUrl::parse(&url)?).await?;
-        let faulty = Faulty::new(Arc::new(backend));
-        let control = faulty.control().clone();
-        let operator = Admin { client: admin(self.server()?).await?, cluster: cluster.clone() };
-        let handle = Handle::new(Arc::new(faulty)).with_faults(Arc::new(control));
+        let server = self.server()?;
+        let proxy = Proxy::to(server).await.map_err(|error| {
+            Error::new(ErrorKind::Internal, "start").message("no proxy").with_source(error)
+        })?;
+        let url = server.url_via(proxy.addresses());
+        let url = format!("{url}/{cluster}?request_timeout=5s");
+        let backend = open(&BackendUrl::parse(&url)?).await?;
+        let operator = Admin { client: admin(server).await?, cluster: cluster.clone() };
+        let link = Link::new(proxy).with_request(writes(cluster));
+        let handle = Handle::new(Arc::new(backend)).with_faults(Arc::new(link));
         Ok(handle.with_operator(Arc::new(operator)))
     }
 
     async fn clean(&self, cluster: &ClusterName) {
         let Ok(server) = self.server() else { return };
-        if let Ok(mut client) = admin(server).await {
-            let all = Some(DeleteOptions::new().with_prefix());
+        if let Ok(client) = admin(server).await {
+            let admin = Admin { client, cluster: cluster.clone() };
             // What is left is in the way of nobody: the next cluster has another name.
-            let _ = client.delete(format!("coord/{cluster}/"), all).await;
+            let _ = admin.delete("", true).await;
+        }
+    }
+}
+
+/// What only requests hold that write: a transaction's condition on a key of the cluster, which is the
+/// third field of its message, or nothing but an etcd lease, whose number takes eight or nine bytes.
+fn writes(cluster: &ClusterName) -> Request {
+    const NAME_BYTES_MAX: usize = 64;
+    let prefix = format!("coord/{cluster}/").into_bytes();
+    let condition = |length: usize| {
+        let tag = [0x1a, u8::try_from(length).unwrap_or(u8::MAX)];
+        [&tag[..], &prefix].concat()
+    };
+    let conditions = (prefix.len()..prefix.len() + NAME_BYTES_MAX).map(condition);
+    let leases = [8, 9].map(|bytes| vec![0, 0, 0, 0, bytes + 1, 0x08]);
+    Request::WithAny(conditions.chain(leases).collect())
+}
+
+/// To log in takes the server a while of computing, for many at once longer than a request may take.
+async fn open(url: &BackendUrl) -> Result<EtcdBackend> {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        match EtcdBackend::open(url).await {
+            Err(error) if error.is_retryable() && Instant::now() < end => {}
+            outcome => return outcome,
         }
     }
 }
@@ -87,6 +118,15 @@ struct Admin {
     cluster: ClusterName,
 }
 
+impl Admin {
+    /// As `etcdctl del` does it, with or without `--prefix`.
+    async fn delete(&self, key: &str, all: bool) -> Result<()> {
+        let key = format!("coord/{}/{key}", self.cluster);
+        let options = all.then(|| DeleteOptions::new().with_prefix());
+        self.client.clone().delete(key, options).await.map(drop).map_err(refused)
+    }
+}
+
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin").field("cluster", &self.cluster).finish_non_exhaustive()
@@ -96,16 +136,19 @@ impl fmt::Debug for Admin {
 #[async_trait]
 impl Operator for Admin {
     async fn delete_lease(&self, lease: &LeaseName) -> Result<()> {
-        let key = format!("coord/{}/lease/{lease}", self.cluster);
-        self.client.clone().delete(key, None).await.map(drop).map_err(refused)
+        self.delete(&format!("lease/{lease}"), false).await
+    }
+
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        self.delete(&format!("node/{node}"), false).await
+    }
+
+    async fn lose_data(&self) -> Result<()> {
+        self.delete("", true).await
     }
 
     async fn delete_table(&self, table: &TableName) -> Result<()> {
-        let mut client = self.client.clone();
-        let head = format!("coord/{}/table/{table}", self.cluster);
-        client.delete(head, None).await.map_err(refused)?;
-        let chunks = format!("coord/{}/chunk/{table}/", self.cluster);
-        let all = Some(DeleteOptions::new().with_prefix());
-        client.delete(chunks, all).await.map(drop).map_err(refused)
+        self.delete(&format!("table/{table}"), false).await?;
+        self.delete(&format!("chunk/{table}/"), true).await
     }
 }

@@ -9,13 +9,15 @@ mod connect;
 mod object;
 mod watch;
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use coord_core::{BootClock, Clock as _, Effect, ErrorKind, Moment, Result};
-use http::header::{ACCEPT, CONTENT_TYPE, DATE, RETRY_AFTER};
+use http::header::{ACCEPT, CONTENT_TYPE, DATE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, Method, StatusCode};
 use kube::client::Body;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -38,6 +40,9 @@ const PAGE: u32 = 500;
 const LISTS_MAX: usize = 3;
 /// The longest that a busy API server is left alone, whatever it asks for.
 const BUSY_MAX: Duration = Duration::from_secs(30);
+/// For how long an API server that refuses what it permitted before counts as one that has just
+/// started: until then it knows of no rights at all, for about a second.
+const STARTING_MAX: Duration = Duration::from_secs(30);
 /// How long `close` waits for what tidies up.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// How many requests that read, and how many that write, are under way at once: each takes a
@@ -56,9 +61,13 @@ struct Shared {
     vendor: Vendor,
     current: RwLock<kube::Client>,
     request_timeout: Duration,
+    /// Who we say we are, in audit logs and as the manager of fields.
+    agent: String,
     clock: BootClock,
-    /// Until when the API server wants to be left alone.
-    busy_until: Mutex<Option<Moment>>,
+    /// The sorts of requests that the API server wants to be left alone with.
+    busy: Mutex<HashMap<Sort, Busy>>,
+    /// The sorts of requests that it permitted once, and since when it has refused them all the same.
+    permitted: Mutex<HashMap<Sort, Option<Moment>>>,
     reads: Semaphore,
     writes: Semaphore,
     closed: CancellationToken,
@@ -80,6 +89,8 @@ pub(crate) enum Selector {
     Kind { cluster: String, kind: Kind },
     /// All chunks of a table.
     Chunks { cluster: String, table: String },
+    /// All that no handle of ours has written yet: another program's.
+    Unlabelled,
 }
 
 impl Selector {
@@ -100,6 +111,7 @@ impl Selector {
                     format!("{LABEL_CLUSTER}={cluster},{LABEL_KIND}={kind},{LABEL_TABLE}={table}");
                 format!("labelSelector={}", encoded(&labels))
             }
+            Self::Unlabelled => format!("labelSelector={}", encoded(&format!("!{LABEL_KIND}"))),
         }
     }
 }
@@ -135,6 +147,26 @@ struct Call<'a> {
     path: String,
     accept: &'static str,
     body: Option<&'a Value>,
+}
+
+/// What the API server admits and permits together: a verb on a resource.
+type Sort = (&'static str, &'static str);
+
+/// An API server that wants to be left alone.
+#[derive(Clone, Copy, Debug)]
+struct Busy {
+    since: Moment,
+    until: Moment,
+}
+
+impl Busy {
+    /// For how long a request is held back that bears no more than this from the refusal on. The
+    /// refusal counts and not the call, or a caller that gives up and comes again would never get
+    /// through.
+    fn left(self, now: Moment, bears: Option<Duration>) -> Duration {
+        let until = bears.map_or(self.until, |bears| self.until.min(self.since.plus(bears)));
+        until.since(now)
+    }
 }
 
 const JSON: &str = "application/json";
@@ -178,8 +210,10 @@ impl Client {
             vendor,
             current: RwLock::new(current),
             request_timeout,
+            agent: agent(host().as_deref()),
             clock: BootClock::new(),
-            busy_until: Mutex::new(None),
+            busy: Mutex::default(),
+            permitted: Mutex::default(),
             reads: Semaphore::new(REQUESTS_MAX),
             writes: Semaphore::new(REQUESTS_MAX),
             closed: CancellationToken::new(),
@@ -479,9 +513,10 @@ impl Client {
             selector.query()
         );
         let call = self.object_call(Method::GET, "watch", resource, None, &query, None);
+        let sent = AtomicBool::new(false);
         let opening = async {
             let _turn = self.turn(op, &call).await?;
-            let response = self.answered(op, &call).await?;
+            let response = self.answered(op, &call, &sent).await?;
             match response.status() {
                 StatusCode::GONE => Ok(None),
                 StatusCode::OK => Ok(Some(response.into_body())),
@@ -491,7 +526,7 @@ impl Client {
                 }
             }
         };
-        self.bounded(op, opening).await
+        self.bounded(op, &sent, opening).await
     }
 
     /// Ends everything of this handle.
@@ -532,49 +567,78 @@ impl Client {
     }
 
     fn refused(&self, op: Op<'_>, call: &Call<'_>, reply: &Reply) -> coord_core::Error {
-        let asked = Asked { verb: call.verb, what: call.what, namespace: self.namespace() };
+        let is_starting = reply.status == StatusCode::FORBIDDEN
+            && op.name != "check"
+            && self.seems_to_start(call.sort());
+        let (verb, what, namespace) = (call.verb, call.what, self.namespace());
+        let asked = Asked { verb, what, namespace, is_starting };
         refused(op, asked, reply.status, reply.retry_after, &reply.body)
+    }
+
+    /// Whether the API server permitted this before, and has refused it for a short while only.
+    fn seems_to_start(&self, sort: Sort) -> bool {
+        let now = self.now();
+        let mut permitted = self.permitted();
+        let since = permitted.get_mut(&sort).map(|since| *since.get_or_insert(now));
+        since.is_some_and(|since| now.since(since) < STARTING_MAX)
     }
 
     /// One request and its answer, within the time limit.
     async fn call(&self, op: Op<'_>, call: &Call<'_>) -> Result<Reply> {
+        let sent = AtomicBool::new(false);
         let exchange = async {
             let _turn = self.turn(op, call).await?;
-            let response = self.answered(op, call).await?;
+            let response = self.answered(op, call, &sent).await?;
             self.read(op, response).await
         };
-        self.bounded(op, exchange).await
+        self.bounded(op, &sent, exchange).await
     }
 
-    async fn bounded<T>(&self, op: Op<'_>, exchange: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn bounded<T>(
+        &self,
+        op: Op<'_>,
+        sent: &AtomicBool,
+        exchange: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         if self.shared.closed.is_cancelled() {
             return Err(op.closed());
         }
-        tokio::select! {
+        let ended = tokio::select! {
             biased;
-            // What was sent may be applied all the same.
-            () = self.shared.closed.cancelled() => Err(match op.effect {
-                Effect::None => op.closed(),
-                _ => op.closed().effect_unknown(),
-            }),
-            done = timeout(self.shared.request_timeout, exchange) => match done {
-                Ok(done) => done,
-                Err(_) => Err(op.unclear("no answer from the API server in time")),
-            },
+            () = self.shared.closed.cancelled() => None,
+            done = timeout(self.shared.request_timeout, exchange) => Some(done),
+        };
+        if let Some(Ok(done)) = ended {
+            return done;
         }
+        // What was sent may be applied all the same.
+        let was_sent = sent.load(Ordering::Relaxed);
+        let op = if was_sent { op } else { op.reading() };
+        Err(match (ended, op.effect) {
+            (None, Effect::None) => op.closed(),
+            (None, _) => op.closed().effect_unknown(),
+            _ if was_sent => op.unclear("no answer from the API server in time"),
+            _ => op.unclear("too many requests are under way; it was not sent in time"),
+        })
     }
 
     /// Waits until the API server may be asked.
     async fn turn(&self, op: Op<'_>, call: &Call<'_>) -> Result<SemaphorePermit<'_>> {
-        self.wait_while_busy().await;
+        self.wait_while_busy(op, call.sort()).await?;
         let is_read = call.method == Method::GET;
         let turns = if is_read { &self.shared.reads } else { &self.shared.writes };
         turns.acquire().await.map_err(|_| op.reading().closed())
     }
 
     /// Sends a request until its credentials are taken, twice at most.
-    async fn answered(&self, op: Op<'_>, call: &Call<'_>) -> Result<http::Response<Body>> {
+    async fn answered(
+        &self,
+        op: Op<'_>,
+        call: &Call<'_>,
+        sent: &AtomicBool,
+    ) -> Result<http::Response<Body>> {
         let vendor = self.current();
+        sent.store(true, Ordering::Relaxed);
         let response = self.send(op, &vendor, call).await?;
         if response.status() != StatusCode::UNAUTHORIZED || !self.shared.vendor.can_renew() {
             return Ok(response);
@@ -597,7 +661,7 @@ impl Client {
     ) -> Result<http::Response<Body>> {
         let internal = |why: &'static str| op.error(ErrorKind::Internal).message(why);
         let mut request = http::Request::builder().method(call.method.clone()).uri(&call.path);
-        request = request.header(ACCEPT, call.accept);
+        request = request.header(ACCEPT, call.accept).header(USER_AGENT, &self.shared.agent);
         let body = match call.body {
             None => Body::empty(),
             Some(body) => {
@@ -611,13 +675,24 @@ impl Client {
             .body(body)
             .map_err(|source| internal("a request can't be made").with_source(source))?;
         let response = vendor.send(request).await.map_err(|error| request_error(op, error))?;
-        if response.status() == StatusCode::TOO_MANY_REQUESTS
-            && let Some(seconds) = retry_after(response.headers())
-        {
-            let until = self.now().plus(Duration::from_secs(seconds).min(BUSY_MAX));
-            *self.busy() = Some(until);
-        }
+        self.note(call.sort(), response.status(), retry_after(response.headers()));
         Ok(response)
+    }
+
+    /// Takes in how the API server met this sort of request.
+    fn note(&self, sort: Sort, status: StatusCode, retry_after: Option<u64>) {
+        match (status, retry_after) {
+            (StatusCode::TOO_MANY_REQUESTS, Some(seconds)) => {
+                let since = self.now();
+                let until = since.plus(Duration::from_secs(seconds).min(BUSY_MAX));
+                self.busy().insert(sort, Busy { since, until });
+            }
+            _ if status.is_success() || matches!(status.as_u16(), 404 | 409) => {
+                self.busy().remove(&sort);
+                self.permitted().insert(sort, None);
+            }
+            _ => {}
+        }
     }
 
     async fn read(&self, op: Op<'_>, response: http::Response<Body>) -> Result<Reply> {
@@ -633,21 +708,38 @@ impl Client {
         Ok(Reply { status: parts.status, date, retry_after, body })
     }
 
-    /// Leaves the API server alone as it asked for, and no longer than half of what a request may
-    /// take: a lease has to be renewed in time all the same.
-    async fn wait_while_busy(&self) {
-        let until = *self.busy();
-        let Some(until) = until else { return };
-        let wait = until.since(self.now()).min(self.shared.request_timeout / 2);
-        if wait.is_zero() {
-            self.busy().take_if(|stored| *stored == until);
-        } else {
-            tokio::time::sleep(wait).await;
+    /// Leaves the API server alone with this sort of request as it asked for. One that would have to
+    /// wait for long is not sent at all: its caller knows better what to do meanwhile.
+    async fn wait_while_busy(&self, op: Op<'_>, sort: Sort) -> Result<()> {
+        let busy = self.busy().get(&sort).copied();
+        let Some(busy) = busy else { return Ok(()) };
+        let left = busy.left(self.now(), op.bears);
+        let most = self.shared.request_timeout / 2;
+        if left > op.patience.map_or(most, |patience| patience.min(most)) {
+            let why = format!(
+                "the API server is busy and wants to be left alone for {} s more; nothing was sent",
+                left.as_secs() + 1
+            );
+            return Err(op.reading().unclear(why));
         }
+        if !left.is_zero() {
+            tokio::time::sleep(left).await;
+        }
+        Ok(())
     }
 
-    fn busy(&self) -> std::sync::MutexGuard<'_, Option<Moment>> {
-        self.shared.busy_until.lock().unwrap_or_else(PoisonError::into_inner)
+    fn busy(&self) -> MutexGuard<'_, HashMap<Sort, Busy>> {
+        self.shared.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn permitted(&self) -> MutexGuard<'_, HashMap<Sort, Option<Moment>>> {
+        self.shared.permitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Call<'_> {
+    fn sort(&self) -> Sort {
+        (self.what, self.verb)
     }
 }
 
@@ -658,6 +750,21 @@ impl fmt::Debug for Client {
             .field("closed", &self.shared.closed.is_cancelled())
             .finish_non_exhaustive()
     }
+}
+
+/// `coord/VERSION (node)`. A pod's host name is the pod's, and a host's is its own.
+fn agent(host: Option<&str>) -> String {
+    let agent = concat!("coord/", env!("CARGO_PKG_VERSION"));
+    let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    match host.map(str::trim) {
+        Some(host) if !host.is_empty() && host.chars().all(is_good) => format!("{agent} ({host})"),
+        _ => agent.to_owned(),
+    }
+}
+
+fn host() -> Option<String> {
+    let read = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    read.or_else(|| std::env::var("HOSTNAME").ok())
 }
 
 fn unreadable(op: Op<'_>) -> coord_core::Error {
@@ -697,6 +804,29 @@ mod tests {
         headers.insert(DATE, HeaderValue::from_static("Sun, 29 Nov 2026 20:40:00 GMT"));
         headers.insert(RETRY_AFTER, HeaderValue::from_static("3"));
         assert_eq!((date(&headers), retry_after(&headers)), (Some(1_795_984_800), Some(3)));
+    }
+
+    #[test]
+    fn a_request_is_held_back_from_the_refusal_on() {
+        let at = |millis| Moment::from_origin(Duration::from_millis(millis));
+        let busy = Busy { since: at(1_000), until: at(31_000) };
+        assert_eq!(busy.left(at(1_000), None), Duration::from_secs(30));
+        assert_eq!(busy.left(at(31_000), None), Duration::ZERO);
+        // A renewal bears a tenth of its TTL, however often its caller gave up meanwhile.
+        let bears = Some(Duration::from_secs(1));
+        assert_eq!(busy.left(at(1_400), bears), Duration::from_millis(600));
+        assert_eq!(busy.left(at(2_000), bears), Duration::ZERO);
+        let short = Busy { since: at(1_000), until: at(1_500) };
+        assert_eq!(short.left(at(1_400), bears), Duration::from_millis(100));
+    }
+
+    #[test]
+    fn the_agent_says_where_it_runs() {
+        let plain = format!("coord/{}", env!("CARGO_PKG_VERSION"));
+        assert_eq!(agent(Some("orders-0\n")), format!("{plain} (orders-0)"));
+        for odd in [None, Some(""), Some("a b"), Some("a\r\nX: y")] {
+            assert_eq!(agent(odd), plain);
+        }
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coord_core::{BackendUrl, ClusterName, Era, Error, Result};
-use serde_json::{Value, json};
+use coord_core::kit::config;
+use coord_core::{BackendUrl, ClusterName, Era, Result};
 
 use crate::SCHEME;
 
@@ -35,11 +35,8 @@ pub(crate) struct Config {
 
 impl Config {
     pub(crate) fn from_url(url: &BackendUrl) -> Result<Self> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
-        if url.scheme() != SCHEME {
-            return invalid(format!("scheme {:?} is not {SCHEME}", url.scheme()));
-        }
-        let options = url.options(OPTIONS)?;
+        let invalid = |why: String| Err(config::invalid(url, why));
+        let options = config::options(url, SCHEME, OPTIONS)?;
         if url.user().is_some() || url.password().is_some() {
             return invalid("who connects stands in the kubeconfig, not in the URL".into());
         }
@@ -50,9 +47,7 @@ impl Config {
             ));
         }
         let named = |name| match options.get(name) {
-            Some("") => {
-                Err(Error::invalid("connect", format!("option {name} is empty")).resource(url))
-            }
+            Some("") => Err(config::invalid(url, format!("option {name} is empty"))),
             value => Ok(value.map(str::to_owned)),
         };
         let namespace = named("namespace")?;
@@ -85,33 +80,9 @@ fn is_label(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-/// The pod that this process runs in, as the downward API tells it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pod {
-    pub(crate) name: String,
-    pub(crate) uid: String,
-}
-
-impl Pod {
-    /// Reads `POD_NAME`, `POD_UID` and `POD_NAMESPACE`. Only in its own namespace may a pod own
-    /// something.
-    pub(crate) fn find(namespace: &str, variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let filled = |name| variable(name).filter(|value| !value.is_empty());
-        let own = filled("POD_NAMESPACE")?;
-        (own == namespace).then_some(())?;
-        Some(Self { name: filled("POD_NAME")?, uid: filled("POD_UID")? })
-    }
-
-    /// The reference by which an object goes when the pod goes.
-    pub(crate) fn as_owner(&self) -> Value {
-        json!({ "apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use coord_core::ErrorKind;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
     use super::*;
 
@@ -151,32 +122,5 @@ mod tests {
             assert_eq!(error.kind(), kind, "{url}: {error}");
             assert!(error.to_string().contains(part), "{url}: {error}");
         }
-    }
-
-    #[test]
-    fn a_pod_owns_things_in_its_own_namespace_only() {
-        let said = |name: &str| {
-            let value = match name {
-                "POD_NAME" => "web-0",
-                "POD_UID" => "u-1",
-                "POD_NAMESPACE" => "prod",
-                _ => return None,
-            };
-            Some(value.to_owned())
-        };
-        let pod = Pod { name: "web-0".to_owned(), uid: "u-1".to_owned() };
-        let owner: OwnerReference = serde_json::from_value(pod.as_owner()).expect("a reference");
-        let right = OwnerReference {
-            api_version: "v1".to_owned(),
-            kind: "Pod".to_owned(),
-            name: "web-0".to_owned(),
-            uid: "u-1".to_owned(),
-            ..OwnerReference::default()
-        };
-        assert_eq!(owner, right);
-        assert_eq!(Pod::find("prod", said), Some(pod));
-        assert_eq!(Pod::find("other", said), None);
-        assert_eq!(Pod::find("prod", |name| said(name).filter(|_| name != "POD_UID")), None);
-        assert_eq!(Pod::find("prod", |_| Some(String::new())), None);
     }
 }

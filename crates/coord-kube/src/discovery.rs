@@ -3,6 +3,10 @@
 //! A heartbeat rewrites the object, so that every observer sees it change. An object that stays
 //! unchanged for its TTL is taken for expired by each observer for itself, and stays until somebody
 //! evicts it or registers over it.
+//!
+//! A registration that is ended, by its node or by whoever evicts it, gets a farewell written into its
+//! object, which is deleted after that. So whoever watches can tell it from an object that somebody
+//! else deleted, whose node may live.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -15,10 +19,9 @@ use coord_core::{
 };
 use futures::stream::BoxStream;
 
-use crate::client::{Client, Deleted, List, Object, Resource, Selector, Topic, subscribe};
-use crate::config::Pod;
+use crate::client::{Client, List, Object, Resource, Selector, Topic, subscribe};
 use crate::error::Op;
-use crate::keys::{Keys, Kind, Mark, RECORD};
+use crate::keys::{FAREWELL, Keys, Kind, Mark, RECORD};
 use crate::lease::{later_than, seconds};
 use crate::{Handle, RACES_MAX, Seen, pause};
 
@@ -47,7 +50,7 @@ impl Discovery for Handle {
                 {
                     return Ok(Register::Duplicate(live));
                 }
-                Found::Alive(object, _) | Found::Expired(object, _) => {
+                Found::Alive(object, _) | Found::Expired(object, _) | Found::Ended(object) => {
                     let object = self.registered(object, node, ttl, &record);
                     self.client.replace(op, Resource::Leases, &object).await?
                 }
@@ -60,7 +63,7 @@ impl Discovery for Handle {
     }
 
     async fn heartbeat(&self, held: &Registration, node: &NodeInfo) -> Result<Heartbeat> {
-        let op = Op::write("heartbeat", held.node.as_str());
+        let op = Op::write("heartbeat", held.node.as_str()).within(held.ttl);
         if node.id != held.node || node.incarnation != held.incarnation {
             let why = format!(
                 "the record is of node {} incarnation {}, the registration is not",
@@ -77,7 +80,7 @@ impl Discovery for Handle {
             let object = match known.take() {
                 Some(object) => object,
                 None => match self.live(op, &name).await? {
-                    Found::Nothing => return Ok(Heartbeat::Gone),
+                    Found::Nothing | Found::Ended(_) => return Ok(Heartbeat::Gone),
                     Found::Alive(_, live) if live.info.incarnation != held.incarnation => {
                         self.nodes.disown(&name);
                         return Ok(Heartbeat::Superseded(live));
@@ -104,31 +107,30 @@ impl Discovery for Handle {
     async fn deregister(&self, held: &Registration) -> Result<()> {
         let op = Op::write("deregister", held.node.as_str());
         let name = self.keys.node(&held.node);
-        let mut known = Mark::of(&held.revision, held.incarnation.as_u128());
+        let is_own = |object: &Object| is_of(object, &held.revision, held.incarnation);
+        let mut known = self.nodes.own(&name).filter(is_own);
         for race in 0..RACES_MAX {
             pause(race).await;
-            let mark = match known.take() {
-                Some(mark) => mark,
+            let object = match known.take() {
+                Some(object) => object,
                 None => match self.live(op, &name).await? {
                     Found::Nothing => return Ok(()),
-                    Found::Alive(object, NodeRecord { info, .. }) => {
-                        if info.incarnation != held.incarnation {
-                            return Ok(());
-                        }
-                        mark(&object, held.incarnation)
+                    Found::Ended(object) => {
+                        self.delete_ended(op, &object).await;
+                        return Ok(());
                     }
                     // Also what has run out is in the way of nobody once it is gone.
-                    Found::Expired(object, incarnation) => {
+                    Found::Alive(object, NodeRecord { info: NodeInfo { incarnation, .. }, .. })
+                    | Found::Expired(object, incarnation) => {
                         if incarnation != held.incarnation {
                             return Ok(());
                         }
-                        mark(&object, held.incarnation)
+                        object
                     }
                 },
             };
-            match self.delete_node(op, &name, &mark).await? {
-                Deleted::Done | Deleted::Gone => return Ok(()),
-                Deleted::Conflict => {}
+            if self.end(op, object, held.incarnation).await? {
+                return Ok(());
             }
         }
         Err(op.contended())
@@ -142,20 +144,27 @@ impl Discovery for Handle {
     ) -> Result<Evict> {
         let op = Op::write("evict", node.as_str());
         let name = self.keys.node(node);
-        if let Some(mark) = Mark::of(seen, incarnation.as_u128()) {
-            match self.delete_node(op, &name, &mark).await? {
-                Deleted::Done => return Ok(Evict::Evicted),
-                Deleted::Gone => return Ok(Evict::Gone),
-                Deleted::Conflict => {}
+        for race in 0..RACES_MAX {
+            pause(race).await;
+            let asked = self.client.now();
+            let Some(object) = self.client.get(op, Resource::Leases, &name).await? else {
+                return Ok(Evict::Gone);
+            };
+            let record = read_node(op, &self.keys, &object)?;
+            if is_ended(&object, record.info.incarnation) {
+                self.delete_ended(op, &object).await;
+                return Ok(Evict::Gone);
+            }
+            if !is_of(&object, seen, incarnation) || record.info.incarnation != incarnation {
+                // Written since, so it is alive, whatever became of that.
+                let record = seen_record(&self.nodes, &object, record, asked, self.client.now());
+                return Ok(Evict::Alive(record));
+            }
+            if self.end(op, object, incarnation).await? {
+                return Ok(Evict::Evicted);
             }
         }
-        let asked = self.client.now();
-        let Some(object) = self.client.get(op, Resource::Leases, &name).await? else {
-            return Ok(Evict::Gone);
-        };
-        // Written since, so it is alive, whatever became of that.
-        let record = read_node(op, &self.keys, &object)?;
-        Ok(Evict::Alive(seen_record(&self.nodes, &object, record, asked, self.client.now())))
+        Err(op.contended())
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>> {
@@ -164,6 +173,9 @@ impl Discovery for Handle {
         let mut nodes = BTreeMap::new();
         for object in &list.objects {
             let record = read_node(op, &self.keys, object)?;
+            if is_ended(object, record.info.incarnation) {
+                continue;
+            }
             let record = seen_record(&self.nodes, object, record, list.asked, list.answered);
             if !is_expired(&record) {
                 nodes.insert(record.info.id.clone(), record);
@@ -192,6 +204,8 @@ enum Found {
     Alive(Object, NodeRecord),
     /// This observer has seen it unchanged for its TTL.
     Expired(Object, Incarnation),
+    /// A registration that is over, whose object is still there.
+    Ended(Object),
 }
 
 impl Handle {
@@ -206,6 +220,10 @@ impl Handle {
             return Ok(Found::Nothing);
         };
         let record = read_node(op, &self.keys, &object)?;
+        if is_ended(&object, record.info.incarnation) {
+            self.nodes.forget(name);
+            return Ok(Found::Ended(object));
+        }
         let record = seen_record(&self.nodes, &object, record, asked, self.client.now());
         Ok(match is_expired(&record) {
             true => Found::Expired(object, record.info.incarnation),
@@ -213,18 +231,31 @@ impl Handle {
         })
     }
 
-    async fn delete_node(&self, op: Op<'_>, name: &str, mark: &Mark) -> Result<Deleted> {
-        let version = Some(mark.version.as_str());
-        let deleted = self.client.delete(op, Resource::Leases, name, &mark.uid, version).await?;
-        if deleted != Deleted::Conflict {
-            self.nodes.forget(name);
+    /// Ends a registration: with a farewell, and then without its object. False if it was written
+    /// since it was read.
+    async fn end(&self, op: Op<'_>, mut object: Object, incarnation: Incarnation) -> Result<bool> {
+        object.set_annotation(FAREWELL, incarnation.to_string());
+        let Some(ended) = self.client.replace(op, Resource::Leases, &object).await? else {
+            return Ok(false);
+        };
+        self.nodes.forget(ended.name());
+        self.delete_ended(op, &ended).await;
+        Ok(true)
+    }
+
+    /// Deletes the object of a registration that is over. If that fails, whoever watches does it later.
+    async fn delete_ended(&self, op: Op<'_>, object: &Object) {
+        let (name, uid, version) = (object.name(), object.uid(), Some(object.version()));
+        let deleted = self.client.delete(op, Resource::Leases, name, uid, version).await;
+        if let Err(error) = deleted {
+            tracing::debug!(object = name, %error, "the lease of a node that ended is left behind");
         }
-        Ok(deleted)
     }
 
     /// The object as this node's process registers it.
     fn registered(&self, mut object: Object, node: &NodeInfo, ttl: Ttl, record: &str) -> Object {
-        object.set_owner(self.pod.as_ref().map(Pod::as_owner));
+        object.disown_pods();
+        object.remove_annotation(FAREWELL);
         object.adopt(&self.keys, Kind::Node);
         let by = format!("{}_{}", node.id, node.incarnation);
         if object.spec()["holderIdentity"] != by.as_str() {
@@ -274,6 +305,12 @@ fn mark(object: &Object, incarnation: Incarnation) -> Mark {
 fn is_of(object: &Object, revision: &Revision, incarnation: Incarnation) -> bool {
     Mark::of(revision, incarnation.as_u128())
         .is_some_and(|known| known == mark(object, incarnation))
+}
+
+/// Whether this incarnation's registration was ended, by itself or by whoever evicted it. The farewell
+/// of another one was left there by who registered since and knew nothing of it.
+fn is_ended(object: &Object, incarnation: Incarnation) -> bool {
+    object.annotation(FAREWELL) == Some(incarnation.to_string().as_str())
 }
 
 fn read_node(op: Op<'_>, keys: &Keys, object: &Object) -> Result<NodeRecord> {
@@ -326,12 +363,17 @@ impl NodesTopic {
     ) -> Result<()> {
         let op = Op::read("watch", object.name());
         let record = read_node(op, &self.keys, object)?;
+        let is_ended = is_ended(object, record.info.incarnation);
         let record = seen_record(&self.seen, object, record, asked, answered);
+        if is_ended {
+            self.ended(object, &record, events);
+            return Ok(());
+        }
         let shown = self.nodes.get(object.name());
         if is_expired(&record) {
             if self.nodes.remove(object.name()).is_some() {
                 let (node, incarnation) = (record.info.id.clone(), record.info.incarnation);
-                events.push_back(NodeEvent::Expired { node, incarnation });
+                events.push_back(NodeEvent::Expired { node, incarnation, judged: true });
             }
             self.collect(object, &record);
             return Ok(());
@@ -350,12 +392,26 @@ impl NodesTopic {
         Ok(())
     }
 
+    /// Its object says that the registration was ended.
+    fn ended(&mut self, object: &Object, record: &NodeRecord, events: &mut VecDeque<NodeEvent>) {
+        let (node, incarnation) = (record.info.id.clone(), record.info.incarnation);
+        if let Some(shown) = self.nodes.remove(object.name()) {
+            // Another one had taken its place unseen, and it is the other that ended.
+            if shown.info.incarnation != incarnation {
+                events.push_back(NodeEvent::Joined(record.clone()));
+            }
+            events.push_back(NodeEvent::Left { node, incarnation });
+        }
+        self.collect(object, record);
+    }
+
+    /// There is no object, and no farewell was seen: somebody deleted it, and its node may live.
     fn gone(&mut self, name: &str, events: &mut VecDeque<NodeEvent>) {
         self.seen.absent(name);
         self.lingering.remove(name);
         if let Some(record) = self.nodes.remove(name) {
             let (node, incarnation) = (record.info.id, record.info.incarnation);
-            events.push_back(NodeEvent::Left { node, incarnation });
+            events.push_back(NodeEvent::Expired { node, incarnation, judged: false });
         }
     }
 
@@ -406,11 +462,16 @@ impl Topic for NodesTopic {
         is_deleted: bool,
         events: &mut VecDeque<NodeEvent>,
     ) -> Result<()> {
+        let now = self.seen.now();
         if is_deleted {
+            // It is told as it was last, which shows a farewell that was missed.
+            let record = read_node(Op::read("watch", object.name()), &self.keys, &object);
+            if let Some(record) = record.ok().filter(|r| is_ended(&object, r.info.incarnation)) {
+                self.ended(&object, &record, events);
+            }
             self.gone(object.name(), events);
             return Ok(());
         }
-        let now = self.seen.now();
         self.take(&object, now, now, events)
     }
 

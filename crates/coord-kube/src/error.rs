@@ -1,64 +1,60 @@
 //! What an API server and its client report, as errors of ours.
 
 use std::borrow::Cow;
+use std::ops::Deref;
+use std::time::Duration;
 
-use coord_core::{Effect, Error, ErrorKind};
+use coord_core::{Error, ErrorKind, Ttl, kit};
 use http::StatusCode;
 use serde::Deserialize;
 
-/// What a request was for: stands in every error.
+/// What a request is for, and how long it may be held back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op<'a> {
-    /// The operation, one fixed word.
-    pub(crate) name: &'static str,
-    /// The lease, node, table or target it is about.
-    pub(crate) resource: &'a str,
-    /// What a failure means that does not say whether the request was applied.
-    pub(crate) effect: Effect,
+    op: kit::Op<'a>,
+    /// For how long from its refusal on a busy API server may hold a request back; as long as it
+    /// asks for unless said.
+    pub(crate) bears: Option<Duration>,
+    /// How long the caller waits for it to be sent, where it is known to be impatient.
+    pub(crate) patience: Option<Duration>,
+}
+
+impl<'a> From<kit::Op<'a>> for Op<'a> {
+    fn from(op: kit::Op<'a>) -> Self {
+        Self { op, bears: None, patience: None }
+    }
+}
+
+impl<'a> Deref for Op<'a> {
+    type Target = kit::Op<'a>;
+
+    fn deref(&self) -> &kit::Op<'a> {
+        &self.op
+    }
 }
 
 impl<'a> Op<'a> {
-    /// Something that changes nothing.
     pub(crate) fn read(name: &'static str, resource: &'a str) -> Self {
-        Self { name, resource, effect: Effect::None }
+        kit::Op::read(name, resource).into()
     }
 
     pub(crate) fn write(name: &'static str, resource: &'a str) -> Self {
-        Self { name, resource, effect: Effect::Unknown }
+        kit::Op::write(name, resource).into()
+    }
+
+    /// What keeps something alive that ends after this TTL: a tenth of it is the longest pause.
+    pub(crate) fn within(self, ttl: Ttl) -> Self {
+        Self { bears: Some(ttl.get() / 10), ..self.for_ttl(ttl) }
+    }
+
+    /// Whose caller thinks in terms of this TTL, and gives up after a fifth of it.
+    pub(crate) fn for_ttl(self, ttl: Ttl) -> Self {
+        Self { patience: Some(ttl.get() / 10), ..self }
     }
 
     /// The reading part of something that also writes.
     pub(crate) fn reading(self) -> Self {
-        Self { effect: Effect::None, ..self }
-    }
-
-    pub(crate) fn error(self, kind: ErrorKind) -> Error {
-        Error::new(kind, self.name).resource(self.resource)
-    }
-
-    /// No answer, or one that does not say whether the request was applied.
-    pub(crate) fn unclear(self, why: impl Into<Cow<'static, str>>) -> Error {
-        let error = self.error(ErrorKind::Unavailable).message(why);
-        if self.effect == Effect::Unknown { error.effect_unknown() } else { error }
-    }
-
-    pub(crate) fn closed(self) -> Error {
-        self.error(ErrorKind::Closed).message("the handle was closed; open the backend again")
-    }
-
-    /// For a method that gave up after it lost the same race again and again.
-    pub(crate) fn contended(self) -> Error {
-        self.error(ErrorKind::Unavailable).message("others kept changing the object meanwhile")
-    }
-
-    /// Names the operation and the resource in an error that was made by a decoder.
-    pub(crate) fn corrupt(self, error: Error) -> Error {
-        let why = error.message_text().to_owned();
-        self.error(ErrorKind::Corrupt).message(why).with_source(error)
-    }
-
-    pub(crate) fn damaged(self, why: impl Into<Cow<'static, str>>) -> Error {
-        self.error(ErrorKind::Corrupt).message(why)
+        Self { op: self.op.reading(), ..self }
     }
 }
 
@@ -69,6 +65,8 @@ pub(crate) struct Asked<'a> {
     /// `configmaps`, `leases.coordination.k8s.io`.
     pub(crate) what: &'static str,
     pub(crate) namespace: &'a str,
+    /// It was permitted before, and is refused for a short while only.
+    pub(crate) is_starting: bool,
 }
 
 /// The `Status` that a refusal carries; a proxy on the way may send anything else.
@@ -93,7 +91,7 @@ pub(crate) fn refused(
     body: &[u8],
 ) -> Error {
     use ErrorKind::{Denied, Invalid, Misconfigured, Unavailable, Unsupported};
-    let Asked { verb, what, namespace } = asked;
+    let Asked { verb, what, namespace, is_starting } = asked;
     let said = match serde_json::from_slice::<Said>(body) {
         Ok(said) if !said.message.is_empty() => said,
         _ => Said { message: shortened(&String::from_utf8_lossy(body)), reason: String::new() },
@@ -104,10 +102,18 @@ pub(crate) fn refused(
             Denied,
             "the API server does not accept who this is; is the token or certificate valid?".into(),
         ),
+        403 if is_starting && is_about_rights(&said.message) => (
+            Unavailable,
+            format!(
+                "it may not {verb} {what} in namespace {namespace:?} any more, as where the API server \
+                 has just started; did its Role change?"
+            )
+            .into(),
+        ),
         403 if said.reason == "Forbidden" && is_about_rights(&said.message) => (
             Denied,
             format!(
-                "it may not {verb} {what} in namespace {namespace:?}; allow the verb in its Role, see \
+                "{MAY_NOT}{verb} {what} in namespace {namespace:?}; allow the verb in its Role, see \
                  deploy/kubernetes/role.yaml"
             )
             .into(),
@@ -141,6 +147,14 @@ pub(crate) fn refused(
     };
     op.error(kind).message(with_said(why, status, &said.message))
 }
+
+/// Whether it is a 403 that speaks of rights. A credential that is not accepted is none.
+pub(crate) fn is_forbidden(error: &Error) -> bool {
+    error.message_text().starts_with(MAY_NOT)
+}
+
+/// How a message about a missing right begins.
+const MAY_NOT: &str = "it may not ";
 
 /// A 403 is said by the authorizer, and by admission as well: a namespace that is going away, a quota.
 fn is_about_rights(message: &str) -> bool {
@@ -183,6 +197,9 @@ pub(crate) fn request_error(op: Op<'_>, error: kube::Error) -> Error {
             None if cause_with(other, "corrupt message").is_some() => {
                 op.unclear("what answers there does not encrypt; is that an API server?")
             }
+            None if cause_with(other, "client error (Connect)").is_some() => op
+                .reading()
+                .unclear("no answer from the API server: no connection, nothing was sent"),
             None => {
                 op.unclear("no answer from the API server: the connection broke or there is none")
             }
@@ -206,14 +223,24 @@ fn cause_with(error: &kube::Error, word: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use coord_core::Effect;
+
     use super::*;
 
-    const ASKED: Asked<'static> =
-        Asked { verb: "update", what: "leases.coordination.k8s.io", namespace: "prod" };
+    const ASKED: Asked<'static> = Asked {
+        verb: "update",
+        what: "leases.coordination.k8s.io",
+        namespace: "prod",
+        is_starting: false,
+    };
+
+    fn mapped_as(asked: Asked<'_>, status: u16, body: &str) -> Error {
+        let status = StatusCode::from_u16(status).expect("a status");
+        refused(Op::write("renew", "scheduler"), asked, status, Some(7), body.as_bytes())
+    }
 
     fn mapped(status: u16, body: &str) -> Error {
-        let status = StatusCode::from_u16(status).expect("a status");
-        refused(Op::write("renew", "scheduler"), ASKED, status, Some(7), body.as_bytes())
+        mapped_as(ASKED, status, body)
     }
 
     #[test]
@@ -251,12 +278,18 @@ mod tests {
         let text = missing.to_string();
         assert!(text.contains("may not update leases.coordination.k8s.io"), "{text}");
         assert!(text.contains("\"prod\"") && text.contains("role.yaml"), "{text}");
-        let leaving = mapped(
-            403,
-            r#"{"kind":"Status","reason":"Forbidden","message":"forbidden: the namespace is being terminated"}"#,
-        );
+        let starting = Asked { is_starting: true, ..ASKED };
+        let refusal = r#"{"kind":"Status","reason":"Forbidden","message":"User \"u\" cannot update resource"}"#;
+        let error = mapped_as(starting, 403, refusal);
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None));
+        let leaving = r#"{"kind":"Status","reason":"Forbidden","message":"forbidden: the namespace is being terminated"}"#;
+        assert_eq!(mapped_as(starting, 403, leaving).kind(), ErrorKind::Denied);
+        let leaving = mapped(403, leaving);
         let text = leaving.to_string();
         assert!(text.contains("being terminated") && !text.contains("role.yaml"), "{text}");
+        // Only the first may pass by itself, while an API server starts.
+        let unknown = mapped(401, "");
+        assert!(is_forbidden(&missing) && !is_forbidden(&leaving) && !is_forbidden(&unknown));
         let long = mapped(500, &"x".repeat(10_000)).to_string();
         assert!(long.len() < 1_000, "{} bytes", long.len());
     }

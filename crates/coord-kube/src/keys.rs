@@ -26,6 +26,9 @@ pub(crate) const LABEL_TABLE: &str = "coord/table";
 pub(crate) const TERM: &str = "coord/term";
 /// The lease's holder, or the node, as JSON.
 pub(crate) const RECORD: &str = "coord/record";
+/// Which incarnation of a node has deregistered or was evicted: its registration is over, and the
+/// object is deleted next.
+pub(crate) const FAREWELL: &str = "coord/farewell";
 /// The leader since whose claim a request may be answered.
 pub(crate) const SEALED: &str = "coord/sealed-by";
 

@@ -2,7 +2,9 @@
 //!
 //! The object outlives its holders, with the last term in an annotation, so that terms go on rising.
 //! One that was deleted begins with the API server's clock. Nobody ends a lease but its holder and
-//! its successor: whether a holder is gone is judged by each observer for itself.
+//! its successor: whether a holder is gone is judged by each observer for itself. An object that is
+//! gone says nothing of the holder that was seen by it last, who is waited out as if it had renewed
+//! just now.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,27 +32,54 @@ const MICROS: u64 = 1_000_000;
 #[async_trait]
 impl Lease for Handle {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let op = Op::write("try_acquire", request.lease.as_str());
+        let op = Op::write("try_acquire", request.lease.as_str()).for_ttl(request.ttl);
         let name = self.keys.lease(&request.lease);
         let ttl = self.info.guarantees.granted_ttl(request.ttl);
         for race in 0..RACES_MAX {
             pause(race).await;
-            let Some((object, asked)) = self.lease_object(op, &name).await? else { continue };
+            let asked = self.client.now();
+            let found = self.client.get(op, Resource::Leases, &name).await?;
+            let answered = self.client.now();
+            let object = match found {
+                Some(object) => object,
+                None => {
+                    if let Some((held, standing)) = self.leases.gone(&name, asked, answered)
+                        && !may_follow(request, &held)
+                    {
+                        return Ok(Acquire::Held(record(held, standing)));
+                    }
+                    // The first term takes the clock of the API server, which answers with it.
+                    let blank = Object::new(Resource::Leases, &self.keys, Kind::Lease, &name);
+                    match self.client.create(op, Resource::Leases, &blank).await? {
+                        Some(made) => made,
+                        None => continue,
+                    }
+                }
+            };
             let held = self.held(op, &request.lease, &object)?;
             let term = match held {
-                None => self.next_term(op, &object)?,
+                None => {
+                    if let Some((held, standing)) = self.leases.vacant(&object, asked, answered)
+                        && !may_follow(request, &held)
+                    {
+                        return Ok(Acquire::Held(record(held, standing)));
+                    }
+                    self.next_term(op, &object)?
+                }
                 Some(held) => {
-                    let standing = self.leases.observe(&object, held.ttl, asked, self.client.now());
+                    let standing = self.leases.observe_held(&object, &held, asked, answered);
                     let is_same = held.holder.attempt == request.holder.attempt;
                     // Not from another program, whose identity may look like a node's name.
-                    let reclaims = request.reclaim == Reclaim::FormerProcessIsDead
-                        && held.holder.node == request.holder.node
+                    let reclaims = may_follow(request, &held)
                         && object.spec()["holderIdentity"] == identity(&held.holder);
                     match (standing.is_expired(), is_same) {
                         (true, _) => self.next_term(op, &object)?,
                         (false, true) => held.term.store_part(),
                         (false, false) if reclaims => self.next_term(op, &object)?,
-                        (false, false) => return Ok(Acquire::Held(record(held, standing))),
+                        (false, false) => {
+                            let held = record(held, standing);
+                            return Ok(Acquire::Held(held.with_renewed_ago(renewed_ago(&object))));
+                        }
                     }
                 }
             };
@@ -63,7 +92,7 @@ impl Lease for Handle {
     }
 
     async fn renew(&self, grant: &Grant) -> Result<Renew> {
-        let op = Op::write("renew", grant.lease.as_str());
+        let op = Op::write("renew", grant.lease.as_str()).within(grant.ttl);
         let name = self.keys.lease(&grant.lease);
         let mut known = self.leases.own(&name).filter(|object| is_of(object, grant));
         for race in 0..RACES_MAX {
@@ -85,7 +114,7 @@ impl Lease for Handle {
     }
 
     async fn release(&self, grant: &Grant) -> Result<Release> {
-        let op = Op::write("release", grant.lease.as_str());
+        let op = Op::write("release", grant.lease.as_str()).for_ttl(grant.ttl);
         let name = self.keys.lease(&grant.lease);
         let mut known = self.leases.own(&name).filter(|object| is_of(object, grant));
         for race in 0..RACES_MAX {
@@ -110,8 +139,8 @@ impl Lease for Handle {
         let name = self.keys.lease(lease);
         let asked = self.client.now();
         let Some(object) = self.client.get(op, Resource::Leases, &name).await? else {
-            self.leases.forget(&name);
-            return Ok(None);
+            let gone = self.leases.gone(&name, asked, self.client.now());
+            return Ok(gone.map(|(held, standing)| record(held, standing)));
         };
         self.lease_record(op, lease, &object, asked)
     }
@@ -120,20 +149,25 @@ impl Lease for Handle {
         let op = Op::read("list", &self.info.target);
         let cluster = self.keys.cluster().to_owned();
         let selector = Selector::Kind { cluster, kind: Kind::Lease };
-        let list = self.client.list(op, Resource::Leases, &selector).await?;
         let mut records = Vec::new();
-        for object in &list.objects {
-            let Some(lease) = self.keys.lease_of(object.name()) else { continue };
-            if page.after.as_ref().is_none_or(|after| lease > *after) {
-                records.extend(self.lease_record(op, &lease, object, list.asked)?);
+        // A lease is one by its name: client-go writes none of our labels.
+        for selector in [selector, Selector::Unlabelled] {
+            let list = self.client.list(op, Resource::Leases, &selector).await?;
+            for object in &list.objects {
+                let Some(lease) = self.keys.lease_of(object.name()) else { continue };
+                if page.after.as_ref().is_none_or(|after| lease > *after) {
+                    records.extend(self.lease_record(op, &lease, object, list.asked)?);
+                }
             }
         }
         records.sort_unstable_by(|one, two| one.lease.cmp(&two.lease));
-        let limit = usize::from(page.limit.clamp(1, Page::LIMIT_MAX));
+        // It may have been labelled between the two.
+        records.dedup_by(|one, two| one.lease == two.lease);
+        let limit = usize::from(page.limit());
         let has_more = records.len() > limit;
         records.truncate(limit);
         let last = records.last().filter(|_| has_more);
-        let next = last.map(|last| Page::after(last.lease.clone()).with_limit(page.limit));
+        let next = last.map(|last| Page::after(last.lease.clone()).with_limit(page.limit()));
         Ok(Listing::new(records, next))
     }
 
@@ -153,24 +187,6 @@ impl Lease for Handle {
 }
 
 impl Handle {
-    /// A lease's object, made if there is none, and since when it was asked for; none if somebody
-    /// else was just making it.
-    async fn lease_object(
-        &self,
-        op: Op<'_>,
-        name: &str,
-    ) -> Result<Option<(Object, coord_core::Moment)>> {
-        let asked = self.client.now();
-        if let Some(object) = self.client.get(op, Resource::Leases, name).await? {
-            return Ok(Some((object, asked)));
-        }
-        self.leases.forget(name);
-        // Nobody's yet: its first term takes the clock of the API server, which answers with it.
-        let blank = Object::new(Resource::Leases, &self.keys, Kind::Lease, name);
-        let made = self.client.create(op, Resource::Leases, &blank).await?;
-        Ok(made.map(|object| (object, asked)))
-    }
-
     /// The object under which this grant holds its lease now, or who holds it instead.
     async fn current_lease(
         &self,
@@ -180,7 +196,8 @@ impl Handle {
     ) -> Result<Result<Object, Option<LeaseRecord>>> {
         let asked = self.client.now();
         let Some(object) = self.client.get(op, Resource::Leases, name).await? else {
-            self.leases.forget(name);
+            // The caller is told, so that nobody holds it by this grant any more.
+            self.leases.forget_held(name, grant);
             return Ok(Err(None));
         };
         let other = self.lease_record(op, &grant.lease, &object, asked)?;
@@ -204,7 +221,7 @@ impl Handle {
         let Some(grant) = self.held(op, lease, &written)? else {
             return Err(op.unclear("the API server answered with a lease that nobody holds"));
         };
-        self.leases.wrote(&written, grant.ttl, self.client.now());
+        self.leases.wrote_held(&written, &grant, self.client.now());
         Ok(Some(grant))
     }
 
@@ -265,17 +282,34 @@ impl Handle {
         object: &Object,
         asked: coord_core::Moment,
     ) -> Result<Option<LeaseRecord>> {
+        let answered = self.client.now();
         let Some(held) = self.held(op, lease, object)? else {
-            self.leases.absent(object.name());
-            return Ok(None);
+            let vacant = self.leases.vacant(object, asked, answered);
+            return Ok(vacant.map(|(held, standing)| record(held, standing)));
         };
-        let standing = self.leases.observe(object, held.ttl, asked, self.client.now());
-        Ok((!standing.is_expired()).then(|| record(held, standing)))
+        let standing = self.leases.observe_held(object, &held, asked, answered);
+        let held = record(held, standing).with_renewed_ago(renewed_ago(object));
+        Ok((!standing.is_expired()).then_some(held))
     }
+}
+
+/// Whether a request is not kept waiting by this holder, which is its own attempt or a former process
+/// of its node that is known to be dead.
+fn may_follow(request: &AcquireRequest, held: &Grant) -> bool {
+    held.holder.attempt == request.holder.attempt
+        || (request.reclaim == Reclaim::FormerProcessIsDead
+            && held.holder.node == request.holder.node)
 }
 
 fn record(held: Grant, standing: Standing) -> LeaseRecord {
     LeaseRecord::new(held).with_may_expire_in(Some(standing.remaining))
+}
+
+/// For people: how long ago its holder says to have renewed it, by the API server's clock.
+fn renewed_ago(object: &Object) -> Option<Duration> {
+    let at: jiff::Timestamp = object.spec()["renewTime"].as_str()?.parse().ok()?;
+    let seconds = object.read_at?.saturating_sub(at.as_second());
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
 /// Whether this is the object as this very grant wrote it last.
@@ -306,17 +340,19 @@ pub(crate) fn seconds(ttl: Ttl) -> u64 {
 }
 
 /// Now by this machine's wall clock, for people and for client-go's display; nothing is judged by
-/// it. It differs from the one before, since that is what a heartbeat is seen by.
+/// it. It is later than the one before, whatever the clock says: a heartbeat is seen by a value that
+/// was not there before, and an observer that looks now and then sees not each of them.
 pub(crate) fn later_than(before: Option<&Value>) -> String {
-    let write = |at: jiff::Timestamp| at.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
-    let now = jiff::Timestamp::now();
-    let text = write(now);
-    match before.and_then(Value::as_str) {
-        Some(before) if before == text => {
-            write(now.saturating_add(jiff::Span::new().microseconds(1)).unwrap_or(now))
-        }
-        _ => text,
-    }
+    later(jiff::Timestamp::now(), before)
+}
+
+fn later(now: jiff::Timestamp, before: Option<&Value>) -> String {
+    let before: Option<jiff::Timestamp> =
+        before.and_then(Value::as_str).and_then(|text| text.parse().ok());
+    let step = jiff::Span::new().microseconds(1);
+    // Where no time is later, the clock's own is another one at least.
+    let least = before.and_then(|before| before.checked_add(step).ok());
+    least.map_or(now, |least| now.max(least)).strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
 /// The term of a lease that has none: the API server's clock in microseconds, of which it tells the
@@ -416,14 +452,13 @@ impl LeaseTopic {
         };
         let now = match (object, held) {
             (Some(object), Some(held)) => {
-                let standing = self.seen.observe(object, held.ttl, asked, answered);
-                (!standing.is_expired()).then(|| record(held, standing))
+                let standing = self.seen.observe_held(object, &held, asked, answered);
+                (!standing.is_expired()).then_some((held, standing))
             }
-            _ => {
-                self.seen.absent(&self.object);
-                None
-            }
+            (Some(object), None) => self.seen.vacant(object, asked, answered),
+            (None, _) => self.seen.gone(&self.object, asked, answered),
         };
+        let now = now.map(|(held, standing)| record(held, standing));
         let is_same = match (&self.shown, &now) {
             (None, None) => true,
             (Some(shown), Some(now)) => shown.fence() == now.fence() && shown.ttl == now.ttl,
@@ -515,6 +550,15 @@ mod tests {
     }
 
     #[test]
+    fn a_record_says_when_it_was_renewed() {
+        let ago = |at: Value| renewed_ago(&object(json!({ "renewTime": at }), Value::Null));
+        // The server's clock shows 2027-01-15T08:00:00Z.
+        assert_eq!(ago("2027-01-15T07:59:40.250000Z".into()), Some(Duration::from_secs(20)));
+        assert_eq!(ago("2031-01-01T00:00:00Z".into()), Some(Duration::ZERO));
+        assert_eq!((ago("odd".into()), ago(Value::Null)), (None, None));
+    }
+
+    #[test]
     fn what_is_missing_or_odd_counts_as_held() {
         for (spec, ttl) in [
             (json!({ "holderIdentity": "???" }), DURATION_MISSING),
@@ -571,11 +615,23 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_differs_from_the_one_before() {
-        let stamp = later_than(None);
-        assert_eq!(stamp.len(), "2026-11-29T20:40:00.000000Z".len(), "{stamp}");
-        assert_ne!(later_than(Some(&Value::String(stamp.clone()))), stamp);
-        let parsed: jiff::Timestamp = stamp.parse().expect("a time");
-        assert!(parsed.as_second() > 1_790_000_000);
+    fn a_stamp_was_not_there_before() {
+        let text = |stamp: &str| Value::String(stamp.to_owned());
+        let now: jiff::Timestamp = "2026-11-29T20:40:00.5Z".parse().expect("a time");
+        // A clock that stands still, and one that was ahead before.
+        for before in ["2026-11-29T20:40:00.500000Z", "2031-01-01T00:00:00.123456789+02:00"] {
+            let mut stamps = vec![before.parse::<jiff::Timestamp>().expect("a time")];
+            let mut last = text(before);
+            for _ in 0..4 {
+                last = text(&later(now, Some(&last)));
+                stamps.push(last.as_str().expect("text").parse().expect("a time"));
+            }
+            assert!(stamps.is_sorted_by(|one, two| one < two), "{stamps:?}");
+        }
+        let plain = "2026-11-29T20:40:00.500000Z";
+        for before in ["2026-11-29T20:39:59.999999Z", "9999-12-30T22:00:00.999999999Z", "odd"] {
+            assert_eq!(later(now, Some(&text(before))), plain);
+        }
+        assert_eq!(later(now, None), plain);
     }
 }

@@ -129,6 +129,8 @@ impl LeaseWatches {
 async fn run(open: Open, mut joining: mpsc::Receiver<Join>) {
     let changes = broadcast::Sender::new(BEHIND_MAX);
     let (mut shown, mut waiting) = (None, Vec::<Join>::new());
+    // Who starts the hub asks right after that: a list before would not do for it.
+    waiting.extend(joining.recv().await);
     loop {
         let mut events = open();
         // It lists when it is first read: after all these have asked.
@@ -315,6 +317,19 @@ mod tests {
         drop(readers);
         tokio::task::yield_now().await;
         assert_eq!(store.counts().1, 0, "it ends with its last reader");
+    }
+
+    /// On several threads, where the hub may run before its first reader has asked.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_first_reader_opens_one_watch() {
+        let lists_are_over = LISTS_EVERY * 3;
+        for _ in 0..20 {
+            let (store, watches) = (Store::new(), LeaseWatches::default());
+            let mut reader = watches.read(&name(), store.opens());
+            assert_eq!(next(&mut reader).await, LeaseEvent::Snapshot(None));
+            assert!(tokio::time::timeout(lists_are_over, reader.next()).await.is_err());
+            assert_eq!(store.counts(), (1, 1));
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -32,8 +32,7 @@
 //!
 //! Who connects, and where to: the kubeconfig that the URL names, else that of `KUBECONFIG`, else in
 //! a pod its service account, else `~/.kube/config`. With a `context` in the URL it is a kubeconfig
-//! always. Where the environment variables `POD_NAME`, `POD_UID` and `POD_NAMESPACE` are set, as the
-//! downward API can, a node's Lease is owned by the pod and goes with it.
+//! always.
 //!
 //! ```no_run
 //! # async fn f() -> coord_core::Result<()> {
@@ -46,6 +45,11 @@
 //! # Ok(())
 //! # }
 //! ```
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod client;
 mod config;
@@ -71,7 +75,7 @@ use futures::future::join_all;
 use tokio::time::Instant;
 
 use self::client::{Client, Deleted, Object, Resource, Selector, Vendor};
-use self::config::{Config, OPTIONS, Pod};
+use self::config::{Config, OPTIONS};
 use self::error::Op;
 use self::keys::{Keys, Kind};
 use self::lease_watch::LeaseWatches;
@@ -85,6 +89,8 @@ pub const SCHEME: &str = "kube";
 const VERBS: [&str; 6] = ["get", "list", "watch", "create", "update", "delete"];
 /// How often a method tries again that lost a race for an object, before it gives up.
 const RACES_MAX: usize = 32;
+/// How long an API server may forbid what it permits once it has read its roles.
+const DENIED_AT_START_MAX: Duration = Duration::from_secs(10);
 /// For how many nodes it is meant: each heartbeat is a write to the cluster's own etcd.
 const NODES_MAX: u32 = 1_000;
 
@@ -107,7 +113,6 @@ pub(crate) struct Handle {
     config: Config,
     keys: Keys,
     info: BackendInfo,
-    pod: Option<Pod>,
     maps: KnownMaps,
     leases: Seen,
     lease_watches: LeaseWatches,
@@ -132,24 +137,13 @@ impl KubeBackend {
         let vendor = Vendor::find(op, &config).await?;
         let client = Client::open(op, vendor, config.request_timeout).await?;
         let uid = client.namespace_uid(op).await?;
-        let pod = Pod::find(client.namespace(), |name| std::env::var(name).ok());
         let keys = Keys::new(config.cluster.clone());
         let info = info(&config, &uid);
-        let (leases, nodes, requests) = (Seen::default(), Seen::default(), Seen::default());
+        let (leases, nodes, requests) = (Seen::of_leases(), Seen::default(), Seen::default());
         let maps = KnownMaps::default();
         let lease_watches = LeaseWatches::default();
-        let handle = Handle {
-            client,
-            config,
-            keys,
-            info,
-            pod,
-            maps,
-            leases,
-            lease_watches,
-            nodes,
-            requests,
-        };
+        let handle =
+            Handle { client, config, keys, info, maps, leases, lease_watches, nodes, requests };
         Ok(Self { handle: Arc::new(handle) })
     }
 }
@@ -175,6 +169,12 @@ impl Opener for KubeOpener {
 
     async fn open(&self, url: &BackendUrl) -> Result<Arc<dyn Backend>> {
         Ok(Arc::new(KubeBackend::open(url).await?))
+    }
+
+    /// An API server that has only just started forbids everything until it has read its roles.
+    fn may_pass(&self, error: &Error) -> Duration {
+        let is_forbidden = error.kind() == ErrorKind::Denied && error::is_forbidden(error);
+        if is_forbidden { DENIED_AT_START_MAX } else { Duration::ZERO }
     }
 }
 
@@ -244,15 +244,7 @@ impl Handle {
         let cluster = self.keys.cluster();
         match namespace {
             Ok(uid) if opened.as_str() == format!("{SCHEME}:{uid}/{cluster}") => {
-                let owner = match &self.pod {
-                    Some(pod) => format!("nodes' Leases belong to pod {}", pod.name),
-                    None => {
-                        "POD_NAME, POD_UID and POD_NAMESPACE are not set, so that no pod owns its \
-                             node's Lease"
-                            .to_owned()
-                    }
-                };
-                let text = format!("objects coord.{cluster}.* in namespace {name:?}; {owner}");
+                let text = format!("objects coord.{cluster}.* in namespace {name:?}");
                 health.add("configuration", HealthStatus::Good, text);
             }
             Ok(_) => {

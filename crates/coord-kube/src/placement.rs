@@ -15,16 +15,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use coord_core::fencing::{TableState, check_map};
-use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, KnownMaps, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
-    WireLimits,
-};
+use coord_core::kit::tables::{self, Head, TableReader, TableWriter};
+use coord_core::wire::{AnswerV1, ChunkKey, KnownMaps, Record, RequestV1, TableHeadV1};
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Fence, Moment, Placement,
     PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
-    Table, TableName, TableUid, Version,
+    Table, TableName, TableUid, Version, kit,
 };
+use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use serde_json::json;
 
@@ -39,40 +37,21 @@ pub(crate) const VALUE_BYTES_MAX: usize = (1 << 20) - (16 << 10);
 /// How many objects are written or read at once.
 const WRITES_MAX: usize = 8;
 
-/// A head as it stands.
-struct Head {
-    object: Object,
-    record: TableHeadV1,
+/// The object of a head; none if there is no table. One version of an object is one write.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark(Option<Object>);
+
+impl PartialEq for Mark {
+    fn eq(&self, other: &Self) -> bool {
+        let (this, other) = (self.0.as_ref(), other.0.as_ref());
+        this.map(Object::version) == other.map(Object::version)
+    }
 }
 
 #[async_trait]
 impl Placement for Handle {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
-        let op = Op::write("claim", request.table.as_str());
-        let fence = &request.fence;
-        for race in 0..RACES_MAX {
-            pause(race).await;
-            let head = self.reader().head(op, &request.table).await?;
-            let (at, record) = match head {
-                None => {
-                    let (table, header) = (request.table.clone(), request.header.clone());
-                    (None, TableHeadV1::created(table, header, fence.clone()))
-                }
-                Some(Head { object, record }) => {
-                    match TableState::from(&record).refuse_claim(request, true) {
-                        Some(refusal) => return Ok(refusal),
-                        None if record.fence == *fence && record.binding.admits(fence) => {
-                            return self.claimed(op, request, record).await;
-                        }
-                        None => (Some(object), record.claimed_by(fence)),
-                    }
-                }
-            };
-            if self.write_head(op, &request.table, &record, at).await?.is_some() {
-                return self.claimed(op, request, record).await;
-            }
-        }
-        Err(op.contended())
+        tables::claim(self, request).await
     }
 
     async fn publish(
@@ -82,42 +61,11 @@ impl Placement for Handle {
         expected: Version,
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
-        check_map(table, fence, expected, map)?;
-        let op = Op::write("publish", table.as_str());
-        for race in 0..RACES_MAX {
-            pause(race).await;
-            let head = self.reader().head(op, table).await?;
-            let Some(Head { object, record: head }) = head else {
-                return Ok(Publish::Fenced(None));
-            };
-            let settled = TableState::from(&head).settle_publish(
-                table,
-                fence,
-                expected,
-                map,
-                true,
-                || head.holds(map),
-            )?;
-            if let Some(publish) = settled {
-                return Ok(publish);
-            }
-            let limits = WireLimits::new(VALUE_BYTES_MAX)?;
-            let EncodedMap { manifest, chunks, .. } = self.maps.encode(&head, map, limits)?;
-            self.write_chunks(op, table, object.uid(), object.name(), chunks).await?;
-            let previous = head.manifest.clone();
-            let record = head.with_fence(fence.clone()).with_manifest(manifest.clone());
-            if self.write_head(op, table, &record, Some(object)).await?.is_some() {
-                self.published(table, fence, previous, manifest, map);
-                return Ok(Publish::Published(map.version()));
-            }
-        }
-        Err(op.contended())
+        tables::publish(self, table, fence, expected, map).await
     }
 
     async fn load(&self, table: &TableName) -> Result<Option<Table>> {
-        let op = Op::read("load", table.as_str());
-        let Some((head, map)) = self.reader().table(op, table).await? else { return Ok(None) };
-        Ok(Some(whole(head.record, map)))
+        tables::load(&self.reader(), table).await
     }
 
     async fn tables(&self) -> Result<Vec<TableName>> {
@@ -167,7 +115,7 @@ impl Placement for Handle {
                 }
                 None => true,
             };
-            let claimed = self.reader().head(op, &cluster).await?.map(|head| head.record.fence);
+            let claimed = self.reader().head(*op, &cluster).await?.map(|head| head.record.fence);
             if claimed.as_ref() != Some(fence) {
                 return Ok(Answered::Fenced(claimed));
             }
@@ -197,63 +145,7 @@ impl Placement for Handle {
     }
 }
 
-/// A table of its head and the map that the head speaks of.
-fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> Table {
-    Table::new(head.table, head.fence, head.binding, map)
-}
-
 impl Handle {
-    fn reader(&self) -> Reader {
-        Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
-    }
-
-    /// Writes a head over the object that was read, or as a new one; none if another one is there by
-    /// now.
-    async fn write_head(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        head: &TableHeadV1,
-        at: Option<Object>,
-    ) -> Result<Option<Object>> {
-        let value = text(op, head.encode()?)?;
-        let is_new = at.is_none();
-        let blank = || {
-            let name = self.keys.table(table);
-            Object::new(Resource::ConfigMaps, &self.keys, Kind::Table, &name)
-        };
-        let mut object = at.unwrap_or_else(blank);
-        object.set_data(HEAD, value);
-        match is_new {
-            true => self.client.create(op, Resource::ConfigMaps, &object).await,
-            false => self.client.replace(op, Resource::ConfigMaps, &object).await,
-        }
-    }
-
-    /// The table of a head that names the claiming fence.
-    async fn claimed(
-        &self,
-        op: Op<'_>,
-        request: &ClaimRequest,
-        head: TableHeadV1,
-    ) -> Result<Claim> {
-        if request.table == TableName::cluster() {
-            self.seal_requests(op, &request.fence).await?;
-        }
-        let reader = self.reader();
-        if let Some(map) = reader.map(op, &head).await? {
-            return Ok(Claim::Claimed(whole(head, map)));
-        }
-        // A newer map has replaced it: by this fence's own hand, or by that of a successor.
-        Ok(match reader.table(op, &request.table).await? {
-            Some((head, map)) if head.record.fence == request.fence => {
-                Claim::Claimed(whole(head.record, map))
-            }
-            Some((head, _)) => Claim::Fenced(head.record.fence),
-            None => Claim::Fenced(request.fence.clone()),
-        })
-    }
-
     /// Marks every open request, so that no older leader can answer it any more.
     async fn seal_requests(&self, op: Op<'_>, fence: &Fence) -> Result<()> {
         let cluster = self.keys.cluster().to_owned();
@@ -286,37 +178,8 @@ impl Handle {
         Err(op.contended())
     }
 
-    async fn write_chunks(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        head_uid: &str,
-        head_name: &str,
-        chunks: Vec<(ChunkKey, Bytes)>,
-    ) -> Result<()> {
-        // Whoever deletes a table's head has its chunks collected.
-        let owner = json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "name": head_name, "uid": head_uid,
-        });
-        let writes = chunks.into_iter().map(|(key, bytes)| {
-            let name = self.keys.chunk(table, &key);
-            let mut object = Object::new(Resource::ConfigMaps, &self.keys, Kind::Chunk, &name);
-            object.set_label(LABEL_TABLE, &table_label(table));
-            object.set_owner(Some(owner.clone()));
-            object.set_immutable_binary(CHUNK, &bytes);
-            async move { self.write_chunk(op, table, &object, &bytes).await }
-        });
-        stream::iter(writes).buffer_unordered(WRITES_MAX).try_collect::<()>().await
-    }
-
     /// Writes a chunk unless it is there.
-    async fn write_chunk(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        object: &Object,
-        bytes: &Bytes,
-    ) -> Result<()> {
+    async fn write_chunk(&self, op: Op<'_>, object: &Object, bytes: &Bytes) -> Result<()> {
         for race in 0..RACES_MAX {
             pause(race).await;
             if self.client.create(op, Resource::ConfigMaps, object).await?.is_some() {
@@ -326,147 +189,182 @@ impl Handle {
                 Some(stored) if stored.binary(CHUNK).as_ref() == Some(bytes) => return Ok(()),
                 Some(_) => {
                     let why = format!("a chunk holds something else object={}", object.name());
-                    return Err(Error::corrupt(op.name, why).resource(table));
+                    return Err(op.damaged(why));
                 }
                 None => {}
             }
         }
         Err(op.contended())
     }
+}
 
-    /// Remembers a map that was published, and removes the chunks that nobody needs any more.
-    fn published(
+impl TableWriter for Handle {
+    type Reader = Reader;
+    /// No write depends on two objects.
+    type Guard = ();
+
+    fn reader(&self) -> Reader {
+        Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
+    }
+
+    fn value_bytes_max(&self) -> usize {
+        VALUE_BYTES_MAX
+    }
+
+    async fn see(
         &self,
+        op: kit::Op<'_>,
         table: &TableName,
-        fence: &Fence,
-        previous: Option<Manifest>,
-        manifest: Manifest,
-        map: &Arc<ShardMap>,
-    ) {
-        if !self.maps.published(table, &manifest, map) {
-            return;
-        }
-        let sweep = Sweep {
-            client: self.client.clone(),
-            keys: self.keys.clone(),
-            maps: self.maps.clone(),
-            table: table.clone(),
-            version: manifest.version(),
-            old: OldChunks::after(fence, previous.as_ref(), &manifest),
+        _: &Fence,
+    ) -> Result<tables::Seen<Mark, ()>> {
+        let (head, mark) = match self.reader().head(op, table).await? {
+            Some(Head { record, mark, .. }) => (Some(record), mark),
+            None => (None, Mark(None)),
         };
-        self.client.tasks().spawn(sweep.run());
-    }
-}
-
-/// Removes what is left of older maps.
-struct Sweep {
-    client: Client,
-    keys: Keys,
-    maps: KnownMaps,
-    table: TableName,
-    version: Version,
-    old: OldChunks,
-}
-
-impl Sweep {
-    async fn run(self) {
-        if let Err(error) = self.sweep().await {
-            // The next publish tries again.
-            tracing::debug!(%error, table = %self.table, "old chunks were not removed");
-        }
+        Ok(tables::Seen::new(head, mark, Some(())))
     }
 
-    async fn sweep(&self) -> Result<()> {
-        let op = Op::write("sweep", self.table.as_str());
-        let before = self.keys.before_chunks(&self.table);
-        let cluster = self.keys.cluster().to_owned();
-        let selector = Selector::Chunks { cluster, table: table_label(&self.table) };
-        let list = self.client.names(op, Resource::ConfigMaps, &selector).await?;
-        if list.objects.is_empty() {
-            self.maps.swept(&self.table, self.version);
-        }
-        let is_old = |object: &Object| {
-            let key = object.name().strip_prefix(&before).and_then(|text| text.parse().ok());
-            key.is_some_and(|key| self.old.contains(&key))
+    async fn write_head(
+        &self,
+        op: kit::Op<'_>,
+        head: &TableHeadV1,
+        over: &Mark,
+        (): &(),
+    ) -> Result<Option<Mark>> {
+        let (op, value) = (op.into(), text(op.into(), head.encode()?)?);
+        let written = if let Some(object) = &over.0 {
+            let mut object = object.clone();
+            object.set_data(HEAD, value);
+            self.client.replace(op, Resource::ConfigMaps, &object).await?
+        } else {
+            let name = self.keys.table(&head.table);
+            let mut object = Object::new(Resource::ConfigMaps, &self.keys, Kind::Table, &name);
+            object.set_data(HEAD, value);
+            self.client.create(op, Resource::ConfigMaps, &object).await?
         };
-        let old: Vec<_> = list.objects.into_iter().filter(is_old).collect();
-        let removals = old.into_iter().map(|object| async move {
-            let (name, uid) = (object.name(), object.uid());
-            // One that is gone by now was removed by another.
-            let deleted = self.client.delete(op, Resource::ConfigMaps, name, uid, None).await?;
-            tracing::trace!(name, ?deleted, "an old chunk");
-            Ok::<_, Error>(())
+        Ok(written.map(|object| Mark(Some(object))))
+    }
+
+    async fn write_chunks(
+        &self,
+        op: kit::Op<'_>,
+        head: &Head<Mark>,
+        chunks: Vec<(ChunkKey, Bytes)>,
+    ) -> Result<()> {
+        let table = &head.record.table;
+        // Kubernetes removes the chunks of a head that an operator deletes.
+        let owner = head.mark.0.as_ref().map(|head| {
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "name": head.name(), "uid": head.uid(),
+            })
         });
-        stream::iter(removals).buffer_unordered(WRITES_MAX).try_collect::<()>().await
+        let writes = chunks.into_iter().map(|(key, bytes)| {
+            let name = self.keys.chunk(table, &key);
+            let mut object = Object::new(Resource::ConfigMaps, &self.keys, Kind::Chunk, &name);
+            object.set_label(LABEL_TABLE, &table_label(table));
+            if let Some(owner) = &owner {
+                object.set_owner(owner.clone());
+            }
+            object.set_immutable_binary(CHUNK, &bytes);
+            async move { self.write_chunk(op.into(), &object, &bytes).await }
+        });
+        tables::each(WRITES_MAX, writes).await.map(drop)
+    }
+
+    fn run(&self, task: BoxFuture<'static, ()>) {
+        self.client.tasks().spawn(task);
+    }
+
+    async fn claimed(&self, op: kit::Op<'_>, request: &ClaimRequest) -> Result<()> {
+        match request.table == TableName::cluster() {
+            true => self.seal_requests(op.into(), &request.fence).await,
+            false => Ok(()),
+        }
     }
 }
 
 /// Reads tables.
-struct Reader {
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
     client: Client,
     keys: Keys,
     maps: KnownMaps,
 }
 
-impl Reader {
-    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<Option<Head>> {
-        let name = self.keys.table(table);
+impl TableReader for Reader {
+    type Mark = Mark;
+    type Found = Object;
+
+    const RACES_MAX: usize = RACES_MAX;
+
+    async fn pause(lost: usize) {
+        pause(lost).await;
+    }
+
+    fn maps(&self) -> &KnownMaps {
+        &self.maps
+    }
+
+    async fn head(&self, op: kit::Op<'_>, table: &TableName) -> Result<Option<Head<Mark>>> {
+        let (op, name) = (op.into(), self.keys.table(table));
         let Some(object) = self.client.get(op, Resource::ConfigMaps, &name).await? else {
             return Ok(None);
         };
         let record = read_head(op, table, &object)?;
-        Ok(Some(Head { object, record }))
+        Ok(Some(Head::new(record, Mark(Some(object)))))
     }
 
-    /// A table with its map, whole.
-    async fn table(&self, op: Op<'_>, table: &TableName) -> Result<Option<(Head, Arc<ShardMap>)>> {
-        let mut before = None::<String>;
-        for race in 0..RACES_MAX {
-            pause(race).await;
-            let Some(head) = self.head(op, table).await? else { return Ok(None) };
-            if let Some(map) = self.map(op, &head.record).await? {
-                return Ok(Some((head, map)));
-            }
-            // It was removed with its manifest, so there must be another manifest by now.
-            if before.as_deref() == Some(head.object.version()) {
-                let why = "a chunk is missing that the table's head names";
-                return Err(Error::corrupt(op.name, why).resource(table));
-            }
-            before = Some(head.object.version().to_owned());
-        }
-        Err(op.contended())
-    }
-
-    /// The map that a head speaks of; none if a chunk of it is missing.
-    async fn map(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Option<Arc<ShardMap>>> {
-        let fetch = match self.maps.read(head) {
-            Ok(map) => return Ok(Some(map)),
-            Err(fetch) => fetch,
-        };
-        let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
-        let Some(chunks) = chunks else { return Ok(None) };
-        let map = self.maps.assemble(head, &fetch, &chunks);
-        map.map(Some).map_err(|error| op.corrupt(error))
-    }
-
-    /// Chunks by their keys; none if one of them is gone.
     async fn chunks(
         &self,
-        op: Op<'_>,
-        table: &TableName,
+        op: kit::Op<'_>,
+        head: &Head<Mark>,
         keys: &[ChunkKey],
     ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
+        let table = &head.record.table;
         let reads = keys.iter().copied().map(|key| async move {
             let name = self.keys.chunk(table, &key);
-            let object = self.client.get(op, Resource::ConfigMaps, &name).await?;
-            let Some(object) = object else { return Ok(None) };
+            let object = self.client.get(op.into(), Resource::ConfigMaps, &name).await?;
+            let Some(object) = object else { return Ok::<_, Error>(None) };
             match object.binary(CHUNK) {
                 Some(bytes) => Ok(Some((key, bytes))),
                 None => Err(op.damaged(format!("object {name} holds no chunk"))),
             }
         });
-        let chunks: Vec<_> = stream::iter(reads).buffer_unordered(WRITES_MAX).try_collect().await?;
-        Ok(chunks.into_iter().collect())
+        Ok(tables::each(WRITES_MAX, reads).await?.into_iter().collect())
+    }
+
+    async fn stored_chunks(
+        &self,
+        op: kit::Op<'_>,
+        table: &TableName,
+    ) -> Result<Vec<(ChunkKey, Object)>> {
+        let before = self.keys.before_chunks(table);
+        let cluster = self.keys.cluster().to_owned();
+        let selector = Selector::Chunks { cluster, table: table_label(table) };
+        let list = self.client.names(op.into(), Resource::ConfigMaps, &selector).await?;
+        let key = |object: Object| {
+            let key = object.name().strip_prefix(&before)?.parse().ok()?;
+            Some((key, object))
+        };
+        Ok(list.objects.into_iter().filter_map(key).collect())
+    }
+
+    async fn remove_chunks(
+        &self,
+        op: kit::Op<'_>,
+        _: &TableName,
+        _: &Mark,
+        old: Vec<(ChunkKey, Object)>,
+    ) -> Result<()> {
+        let removals = old.into_iter().map(|(_, object)| async move {
+            let (name, uid) = (object.name(), object.uid());
+            // One that is gone by now was removed by another.
+            let deleted =
+                self.client.delete(op.into(), Resource::ConfigMaps, name, uid, None).await?;
+            tracing::trace!(name, ?deleted, "an old chunk");
+            Ok::<_, Error>(())
+        });
+        tables::each(WRITES_MAX, removals).await.map(drop)
     }
 }
 
@@ -537,10 +435,13 @@ impl TableTopic {
                 if self.shows(head.uid, head.version()) {
                     return Ok(());
                 }
-                match self.reader.map(op, &head).await? {
+                let head = Head::new(head, Mark(Some(object.clone())));
+                match tables::read_map(&self.reader, *op, &head).await? {
                     Some(map) => Some(map),
                     // The head is out of date.
-                    None => self.reader.table(op, &table).await?.map(|(_, map)| map),
+                    None => {
+                        tables::read_table(&self.reader, *op, &table).await?.map(|(_, map)| map)
+                    }
                 }
             }
             None => None,

@@ -5,11 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use coord_conformance::faults::{Fault, FaultControl, Faults, Faulty};
 use coord_conformance::{Fixture, Handle, Operator, Profile};
-use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, Result, TableName};
+use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
 use coord_integration::Missing;
-use coord_integration::faults::Proxy;
+use coord_integration::faults::{Link, Proxy, Request};
 use coord_integration::servers::{ApiServer, Kube};
 use coord_kube::KubeBackend;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -37,9 +36,25 @@ impl Kubes {
         self.server.as_ref().map_err(broken)
     }
 
-    /// Writes a kubeconfig that leads through a proxy, which it starts.
-    async fn via_proxy(&self) -> Result<(Proxy, PathBuf)> {
-        let mut kubeconfig = Kubeconfig::read_from(self.server()?.kubeconfig()).map_err(broken)?;
+    /// A way through a proxy, and a kubeconfig that leads through it.
+    async fn via_proxy(&self, cluster: &ClusterName) -> Result<(Link, PathBuf)> {
+        let server = self.server()?;
+        if !server.is_own() {
+            return self.via_blind_proxy(server).await;
+        }
+        let proxy = Proxy::seeing(server).await.map_err(broken)?;
+        let text = server.kubeconfig_via(proxy.addresses()[0], server.admin_token());
+        let path = self.write(&proxy, &text.map_err(broken)?)?;
+        // A POST of a lease makes an empty object: what counts is the PUT after it.
+        let node = format!("\"name\":\"coord.{cluster}.node.");
+        let writes = ["PUT /api", "DELETE /api", "POST /api/v1/", &node];
+        let writes = Request::WithAny(writes.map(Into::into).into());
+        Ok((Link::new(proxy).with_request(writes), path))
+    }
+
+    /// The same to a server of somebody else's, whose certificate nobody here has.
+    async fn via_blind_proxy(&self, server: &ApiServer) -> Result<(Link, PathBuf)> {
+        let mut kubeconfig = Kubeconfig::read_from(server.kubeconfig()).map_err(broken)?;
         let cluster = kubeconfig.clusters.first_mut().and_then(|named| named.cluster.as_mut());
         let cluster = cluster.ok_or_else(|| broken("the kubeconfig names no cluster"))?;
         let server = cluster.server.clone().unwrap_or_default();
@@ -49,11 +64,16 @@ impl Kubes {
         let proxy = Proxy::start(&[address]).await.map_err(broken)?;
         cluster.server = Some(format!("https://{}", proxy.addresses()[0]));
         cluster.tls_server_name.get_or_insert(host);
+        let text = serde_json::to_string(&kubeconfig).map_err(broken)?;
+        let path = self.write(&proxy, &text)?;
+        Ok((Link::new(proxy).without_sight(), path))
+    }
+
+    fn write(&self, proxy: &Proxy, kubeconfig: &str) -> Result<PathBuf> {
         let folder = self.folder.as_ref().map_err(broken)?;
         let path = folder.path().join(format!("{}.yaml", proxy.addresses()[0].port()));
-        let text = serde_json::to_string(&kubeconfig).map_err(broken)?;
-        std::fs::write(&path, text).map_err(broken)?;
-        Ok((proxy, path))
+        std::fs::write(&path, kubeconfig).map_err(broken)?;
+        Ok(path)
     }
 }
 
@@ -74,63 +94,24 @@ impl Fixture for Kubes {
     }
 
     async fn available(&self) -> Result<(), String> {
-        self.server.as_ref().map(drop).map_err(ToString::to_string)
+        Missing::available(&self.server)
     }
 
     async fn open(&self, cluster: &ClusterName) -> Result<Handle> {
-        let (proxy, kubeconfig) = self.via_proxy().await?;
+        let (link, kubeconfig) = self.via_proxy(cluster).await?;
         let url =
-            format!("kube:///{cluster}?request_timeout=2s&kubeconfig={}", kubeconfig.display());
+            format!("kube:///{cluster}?request_timeout=5s&kubeconfig={}", kubeconfig.display());
         let backend = KubeBackend::open(&BackendUrl::parse(&url)?).await?;
-        let faulty = Faulty::new(Arc::new(backend));
-        let control = faulty.control().clone();
         let operator = Admin { client: admin(self.server()?).await?, cluster: cluster.clone() };
-        let handle = Handle::new(Arc::new(faulty)).with_faults(Arc::new(Way { control, proxy }));
+        let handle = Handle::new(Arc::new(backend)).with_faults(Arc::new(link));
         Ok(handle.with_operator(Arc::new(operator)))
     }
 
     async fn clean(&self, cluster: &ClusterName) {
         let Ok(server) = self.server() else { return };
         let Ok(client) = admin(server).await else { return };
-        let all = ListParams::default().labels(&format!("coord/cluster={cluster}"));
-        let now = DeleteParams::default();
         // What is left is in the way of nobody: the next cluster has another name.
-        let leases = Api::<Lease>::default_namespaced(client.clone());
-        let maps = Api::<ConfigMap>::default_namespaced(client);
-        for lease in leases.list_metadata(&all).await.into_iter().flatten() {
-            let _ = leases.delete(&lease.metadata.name.unwrap_or_default(), &now).await;
-        }
-        for map in maps.list_metadata(&all).await.into_iter().flatten() {
-            let _ = maps.delete(&map.metadata.name.unwrap_or_default(), &now).await;
-        }
-    }
-}
-
-/// What goes wrong on the way: the connection is cut for real, the rest happens behind the backend.
-#[derive(Debug)]
-struct Way {
-    control: FaultControl,
-    proxy: Proxy,
-}
-
-#[async_trait]
-impl Faults for Way {
-    fn supports(&self, fault: Fault) -> bool {
-        self.control.supports(fault)
-    }
-
-    async fn inject(&self, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Cut => self.proxy.cut(),
-            Fault::CutWatches => self.proxy.reset(),
-            other => return self.control.inject(other).await,
-        }
-        Ok(())
-    }
-
-    async fn heal(&self) -> Result<()> {
-        self.proxy.heal();
-        Faults::heal(&self.control).await
+        let _ = Admin { client, cluster: cluster.clone() }.delete_all().await;
     }
 }
 
@@ -150,6 +131,30 @@ impl Admin {
     fn name(&self, kind: &str, name: &str) -> String {
         format!("coord.{}.{kind}.{name}", self.cluster)
     }
+
+    /// `kubectl delete lease …`
+    async fn delete(&self, kind: &str, name: &str) -> Result<()> {
+        let leases = Api::<Lease>::default_namespaced(self.client.clone());
+        let now = DeleteParams::default();
+        leases.delete(&self.name(kind, name), &now).await.map(drop).map_err(broken)
+    }
+
+    /// `kubectl delete leases,configmaps -l coord/cluster=…`
+    async fn delete_all(&self) -> Result<()> {
+        let all = ListParams::default().labels(&format!("coord/cluster={}", self.cluster));
+        let now = DeleteParams::default();
+        let leases = Api::<Lease>::default_namespaced(self.client.clone());
+        for lease in leases.list_metadata(&all).await.map_err(broken)? {
+            let name = lease.metadata.name.unwrap_or_default();
+            leases.delete(&name, &now).await.map_err(broken)?;
+        }
+        let maps = Api::<ConfigMap>::default_namespaced(self.client.clone());
+        for map in maps.list_metadata(&all).await.map_err(broken)? {
+            let name = map.metadata.name.unwrap_or_default();
+            maps.delete(&name, &now).await.map_err(broken)?;
+        }
+        Ok(())
+    }
 }
 
 impl std::fmt::Debug for Admin {
@@ -160,11 +165,16 @@ impl std::fmt::Debug for Admin {
 
 #[async_trait]
 impl Operator for Admin {
-    /// `kubectl delete lease …`
     async fn delete_lease(&self, lease: &LeaseName) -> Result<()> {
-        let leases = Api::<Lease>::default_namespaced(self.client.clone());
-        let name = self.name("lease", lease.as_str());
-        leases.delete(&name, &DeleteParams::default()).await.map(drop).map_err(broken)
+        self.delete("lease", lease.as_str()).await
+    }
+
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        self.delete("node", node.as_str()).await
+    }
+
+    async fn lose_data(&self) -> Result<()> {
+        self.delete_all().await
     }
 
     /// `kubectl delete configmap …`, and what Kubernetes collects after it.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -59,6 +60,8 @@ fn check(value: &Value) -> Option<String> {
         "Service" => through::<Service>(value),
         "Deployment" => through::<Deployment>(value),
         "StatefulSet" => through::<StatefulSet>(value),
+        "FlowSchema" => through::<FlowSchema>(value),
+        "PriorityLevelConfiguration" => through::<PriorityLevelConfiguration>(value),
         other => return Some(format!("kind {other}")),
     };
     lost(value, &after, "")
@@ -67,7 +70,7 @@ fn check(value: &Value) -> Option<String> {
 #[test]
 fn every_field_is_known() {
     let all = manifests();
-    assert_eq!(all.len(), 6, "{all:?}");
+    assert_eq!(all.len(), 8, "{all:?}");
     for (name, value) in &all {
         assert_eq!(check(value), None, "{name} has a field that Kubernetes does not know");
     }
@@ -77,6 +80,31 @@ fn every_field_is_known() {
     deployment["spec"]["template"]["spec"]["terminationGracePeriod"] = 30.into();
     let at = check(&deployment).expect("found");
     assert_eq!(at, ".spec.template.spec.terminationGracePeriod");
+}
+
+/// The document of this kind.
+fn of_kind(kind: &str) -> Value {
+    let mut all = manifests().into_iter().map(|(_, value)| value);
+    all.find(|value| value["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+}
+
+#[test]
+fn what_keeps_something_alive_has_a_share_of_its_own() {
+    let (schema, account) = (of_kind("FlowSchema"), of_kind("ServiceAccount"));
+    let level = &of_kind("PriorityLevelConfiguration")["metadata"]["name"];
+    assert_eq!(schema["spec"]["priorityLevelConfiguration"]["name"], *level);
+    // Before `service-accounts`, or it would match nothing.
+    assert!(schema["spec"]["matchingPrecedence"].as_u64().expect("a number") < 9_000);
+    let rule = &schema["spec"]["rules"][0];
+    assert_eq!(rule["subjects"][0]["serviceAccount"]["name"], account["metadata"]["name"]);
+    let requests = &rule["resourceRules"][0];
+    assert_eq!(requests["namespaces"][0], rule["subjects"][0]["serviceAccount"]["namespace"]);
+    assert_eq!(requests["resources"][0], "leases");
+    let verbs: Vec<_> = requests["verbs"].as_array().expect("verbs").iter().collect();
+    for verb in ["get", "create", "update"] {
+        assert!(verbs.iter().any(|one| *one == verb), "{verbs:?}");
+    }
+    assert!(!verbs.iter().any(|one| *one == "list" || *one == "watch"), "{verbs:?}");
 }
 
 #[test]

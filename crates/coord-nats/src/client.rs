@@ -12,7 +12,8 @@ mod watch;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_nats::connection::State;
@@ -20,7 +21,8 @@ use async_nats::{HeaderMap, Message, Request};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use coord_core::{Effect, ErrorKind, Result};
+use coord_core::kit::Op;
+use coord_core::{Effect, Error, ErrorKind, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch as changes;
@@ -30,10 +32,11 @@ use tokio_util::task::TaskTracker;
 
 pub(crate) use self::bucket::{Bucket, MARKER_TTL, expires_late, is_full};
 pub(crate) use self::expiry::Expiry;
-use self::expiry::{EXPIRED, Sample, Stored, TTL_MS, time_of, ttl_of};
+use self::expiry::{Life, Sample, Stored, TTL_MS, time_of, ttl_of};
 pub(crate) use self::watch::{Topic, Update, What, subscribe};
 use crate::error::{
-    DUPLICATE_SOON, NO_MESSAGE, Op, Refusal, WRONG_SEQUENCE, WRONG_SEQUENCE_SOON, request_error,
+    DUPLICATE_SOON, NO_MESSAGE, NO_STREAM, Refusal, WRONG_SEQUENCE, WRONG_SEQUENCE_SOON, denied,
+    is_unanswerable, request_error,
 };
 
 const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
@@ -43,6 +46,9 @@ const MESSAGE_ID: &str = "Nats-Msg-Id";
 const ROLLUP: &str = "Nats-Rollup";
 const OPERATION: &str = "KV-Operation";
 const MARKER_REASON: &str = "Nats-Marker-Reason";
+/// Stands in the marker of a record that one of us removed on purpose. Without it somebody deleted
+/// the record with tools of his own.
+const REMOVED: &str = "Coord-Removed";
 /// What a message holds besides its record, behind it: the record's length, and what that is.
 /// Headers themselves take 64 KiB at most.
 const ASIDE: &str = "Coord-Aside";
@@ -54,8 +60,14 @@ const BATCH_COMMIT: &str = "Nats-Batch-Commit";
 const HEADER_BYTES: usize = 4 * 1024;
 /// How many denials are kept to be looked at.
 const DENIALS_MAX: usize = 64;
+/// So many sequences after the last one that was seen, a bucket may be another one: microseconds, where
+/// it was made again.
+const SEQUENCES_FAR: u64 = 100_000;
 /// How often a lost connection is looked at by those who wait for it.
 const READY_PAUSE: Duration = Duration::from_millis(20);
+/// The operations that go on in a bucket that is another one.
+const CHECK: &str = "check";
+const TAKE_BACK: &str = "take back";
 /// How long `close` waits for what tidies up.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
@@ -76,6 +88,38 @@ struct Shared {
     trouble: Arc<changes::Sender<Trouble>>,
     /// The newest that is known of the servers' clock.
     sample: Mutex<Option<Sample>>,
+    /// The bucket that this handle was opened for; none while it is being opened.
+    opened: OnceLock<Opened>,
+}
+
+/// How a sequence came to be known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Read,
+    Written,
+}
+
+/// The bucket that a handle was opened for.
+struct Opened {
+    identity: String,
+    /// The sequence that the bucket was at then.
+    from: u64,
+    /// The newest that was seen since.
+    newest: AtomicU64,
+    /// Whether there is another bucket of that name by now.
+    is_another: AtomicBool,
+}
+
+impl Opened {
+    /// Whether such a sequence has to be looked into: a bucket that is made again counts on from the
+    /// time at which that is done, far away from the last one. Elsewhere so many writes of others say
+    /// so of a handle that was idle, and a look finds nothing.
+    fn is_odd(&self, sequence: u64, found: Found) -> bool {
+        let newest = self.newest.load(Ordering::Relaxed);
+        let is_far = sequence > newest.saturating_add(SEQUENCES_FAR);
+        // What is written now comes after all that was there.
+        is_far || (found == Found::Written && sequence <= self.from)
+    }
 }
 
 /// What ends requests and watches before their time, all in one place: each request waits for it,
@@ -128,6 +172,8 @@ pub(crate) struct Last {
     pub(crate) value: Option<Bytes>,
     /// What was written besides it in the same step.
     pub(crate) aside: Option<Aside>,
+    /// When it was written and how long it lives, where it ends by itself.
+    pub(crate) life: Option<Life>,
 }
 
 /// What is written besides a record in the same step.
@@ -192,7 +238,7 @@ struct PublishReply {
 }
 
 #[derive(Deserialize)]
-struct Found {
+struct MessageReply {
     message: FoundMessage,
 }
 
@@ -249,7 +295,7 @@ impl Client {
         }
         let api = format!("STREAM.MSG.GET.{}", self.shared.stream);
         let request = Get { last_by_subj: subject };
-        let found: Found = match self.api(op.reading(), &api, &request).await? {
+        let found: MessageReply = match self.api(op.reading(), &api, &request).await? {
             Ok(found) => found,
             Err(refusal) if refusal.err_code == NO_MESSAGE => return Ok(None),
             Err(refusal) => return Err(refusal.error(op.reading())),
@@ -269,9 +315,13 @@ impl Client {
             let (value, aside) = apart(value.into(), header(&headers, ASIDE));
             (Some(value), aside)
         };
+        self.saw(op, message.sequence, Found::Read).await?;
         let ttl = header(&headers, TTL_MS).and_then(ttl_of);
-        let last = Last { sequence: message.sequence, value, aside };
-        Ok(Some(Stored { last, written: time_of(op, &message.time)?, ttl }))
+        let ttl = ttl.or_else(|| header(&headers, TTL).and_then(server_ttl_of));
+        let written = time_of(op, &message.time)?;
+        let life = ttl.filter(|_| value.is_some()).map(|ttl| Life { written, ttl });
+        let last = Last { sequence: message.sequence, value, aside, life };
+        Ok(Some(Stored { last, written, ttl }))
     }
 
     /// Writes if the condition holds.
@@ -279,9 +329,74 @@ impl Client {
         if self.is_too_late(op, &put).await? {
             return Ok(Outcome::Conflict);
         }
+        self.put_as_it_is(op, put).await
+    }
+
+    /// The same, also where the record's time is over by the server's clock.
+    async fn put_as_it_is(&self, op: Op<'_>, put: Put<'_>) -> Result<Outcome> {
         let headers = put.headers(self.expiry);
-        let reply = self.request(op, put.subject, headers, put.value).await?;
-        outcome(op, &reply)
+        let subject = put.subject;
+        let reply = match self.request(op, subject, headers, put.value).await {
+            Err(error) if is_unanswerable(&error) => {
+                return Err(Box::pin(self.explained(op, error)).await);
+            }
+            reply => reply?,
+        };
+        let outcome = outcome(op, &reply)?;
+        if let Outcome::Done(sequence) = outcome
+            && let Err(error) = self.saw(op, sequence, Found::Written).await
+        {
+            return Err(Box::pin(self.taken_back(op, subject, sequence, error)).await);
+        }
+        Ok(outcome)
+    }
+
+    /// Takes in at which sequence the bucket is, and fails if that is another one's.
+    async fn saw(&self, op: Op<'_>, sequence: u64, found: Found) -> Result<()> {
+        let Some(opened) = self.shared.opened.get() else { return Ok(()) };
+        if opened.is_odd(sequence, found) {
+            Box::pin(self.look_at_identity(op)).await?;
+        }
+        opened.newest.fetch_max(sequence, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes away what was written to another bucket than it was meant for, and tells so.
+    async fn taken_back(&self, op: Op<'_>, subject: &str, sequence: u64, error: Error) -> Error {
+        if error.kind() != ErrorKind::Misconfigured {
+            return op.unclear(error.message_text().to_owned()).with_source(error);
+        }
+        let condition = Condition::At(sequence);
+        let put = Put { subject, value: Bytes::new(), ttl: Some(MARKER_TTL), condition };
+        // If it fails, the record's TTL ends it.
+        match self.mark(op.named(TAKE_BACK), &put, REMOVED).await {
+            Ok(Outcome::Done(_)) => error,
+            _ => error.effect_unknown(),
+        }
+    }
+
+    /// What nobody answered, and whether that is because the bucket is gone.
+    async fn explained(&self, op: Op<'_>, error: Error) -> Error {
+        match self.stream_info(op.reading()).await {
+            Ok(Err(refusal)) if refusal.err_code == NO_STREAM => {
+                refusal.error(op.reading()).with_source(error)
+            }
+            _ => error,
+        }
+    }
+
+    /// Fails if the bucket was deleted and made again, for an answer that may come from another one.
+    pub(crate) async fn look_at_identity(&self, op: Op<'_>) -> Result<()> {
+        let op = op.reading();
+        let info = self.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
+        self.is_same(op, &info)
+    }
+
+    /// What is said of a bucket that was deleted and made again.
+    fn another(op: Op<'_>) -> Error {
+        let why = "the bucket was deleted and made again, and is another one now than when the backend \
+                   was opened; open it again";
+        op.error(ErrorKind::Misconfigured).message(why)
     }
 
     /// Writes if the condition holds, and something else in the same message.
@@ -362,16 +477,15 @@ impl Client {
         if self.is_too_late(op, &put).await? {
             return Ok(Outcome::Conflict);
         }
-        self.mark_removed(op, &put, false).await
+        self.mark(op, &put, REMOVED).await
     }
 
-    async fn mark_removed(&self, op: Op<'_>, put: &Put<'_>, expired: bool) -> Result<Outcome> {
+    /// Puts a marker in a record's place that says why it is gone.
+    async fn mark(&self, op: Op<'_>, put: &Put<'_>, why: &'static str) -> Result<Outcome> {
         let mut headers = put.headers(self.expiry);
         headers.insert(OPERATION, "PURGE");
         headers.insert(ROLLUP, "sub");
-        if expired {
-            headers.insert(EXPIRED, "1");
-        }
+        headers.insert(why, "1");
         let reply = self.request(op, put.subject, headers, Bytes::new()).await?;
         let outcome = outcome(op, &reply)?;
         if let (Outcome::Done(marker), Expiry::Clients) = (outcome, self.expiry) {
@@ -387,7 +501,7 @@ impl Client {
         }
         let put =
             Put { subject, value: Bytes::new(), ttl: Some(MARKER_TTL), condition: Condition::None };
-        self.mark_removed(op, &put, false).await.map(drop)
+        self.mark(op, &put, REMOVED).await.map(drop)
     }
 
     /// Tells the server and ends everything of this handle.
@@ -452,7 +566,7 @@ impl Client {
                     _ => op.closed().effect_unknown(),
                 });
             } else if let Some(denial) = trouble.denial(denials, subject) {
-                ended = Some(op.denied(&denial));
+                ended = Some(denied(op, &denial));
             } else if trouble.losses != losses {
                 ended = Some(op.unclear("the connection was lost"));
             }
@@ -482,6 +596,12 @@ impl Client {
         loop {
             if self.shared.closed.is_cancelled() {
                 return Err(op.closed());
+            }
+            let is_another = |opened: &Opened| opened.is_another.load(Ordering::Relaxed);
+            if ![CHECK, TAKE_BACK].contains(&op.name)
+                && self.shared.opened.get().is_some_and(is_another)
+            {
+                return Err(Self::another(op));
             }
             if self.vendor.connection_state() == State::Connected {
                 return Ok(());
@@ -568,6 +688,11 @@ fn is_removal(operation: &str) -> bool {
     operation == "DEL" || operation == "PURGE"
 }
 
+/// A TTL as it stands in the server's own header: in whole seconds, as [`seconds`] writes it.
+fn server_ttl_of(text: &str) -> Option<Duration> {
+    text.trim().strip_suffix('s')?.parse().ok().map(Duration::from_secs)
+}
+
 /// A TTL as the server takes it: in whole seconds, 1 at least.
 fn seconds(ttl: Duration) -> String {
     let millis = ttl.as_millis();
@@ -584,7 +709,29 @@ mod tests {
             [(0, "1s"), (500, "1s"), (1_000, "1s"), (1_001, "2s"), (60_000, "60s")]
         {
             assert_eq!(seconds(Duration::from_millis(millis)), text);
+            let rounded = Duration::from_millis(millis.div_ceil(1_000).max(1) * 1_000);
+            assert_eq!(server_ttl_of(text), Some(rounded));
         }
+    }
+
+    #[test]
+    fn a_bucket_that_counts_from_elsewhere_is_looked_at() {
+        let made = 1_790_000_000_000_000;
+        let opened = Opened {
+            identity: "one".to_owned(),
+            from: made,
+            newest: AtomicU64::new(made + 10),
+            is_another: AtomicBool::new(false),
+        };
+        for found in [Found::Read, Found::Written] {
+            assert!(!opened.is_odd(made + 1, found));
+            assert!(!opened.is_odd(made + 5_000, found));
+            // Made again a second later.
+            assert!(opened.is_odd(made + 1_000_000, found));
+        }
+        // By a server whose clock had gone back; a record may be an old one.
+        assert!(opened.is_odd(made - 1_000_000, Found::Written));
+        assert!(!opened.is_odd(made - 1_000_000, Found::Read));
     }
 
     #[test]

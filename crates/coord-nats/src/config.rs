@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coord_core::{BackendUrl, ClusterName, Era, Error, ErrorKind, Result, Secret, UrlOptions};
+use coord_core::kit::config::{self, Tls};
+use coord_core::{BackendUrl, ClusterName, Era, Result, Secret, UrlOptions};
 
 use crate::SCHEME;
 
@@ -77,26 +78,11 @@ impl Storage {
     }
 }
 
-/// How connections are encrypted.
-#[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read where the feature is on"))]
-pub(crate) struct Tls {
-    /// A PEM file: the roots that are trusted instead of the machine's own.
-    pub(crate) ca: Option<PathBuf>,
-    /// PEM files: the client's certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-}
-
 impl Config {
     pub(crate) fn from_url(url: &BackendUrl) -> Result<Self> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
-        if url.scheme() != SCHEME {
-            return invalid(format!("scheme {:?} is not {SCHEME}", url.scheme()));
-        }
-        let options = url.options(OPTIONS)?;
-        if url.hosts().is_empty() {
-            return invalid(format!("no host; write {SCHEME}://host[:{PORT}][,host…]/cluster"));
-        }
+        let invalid = |why: String| Err(config::invalid(url, why));
+        let options = config::options(url, SCHEME, OPTIONS)?;
+        let hosts = config::hosts(url, SCHEME, PORT)?;
         let bucket = options.get("bucket").unwrap_or(BUCKET);
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if bucket.is_empty() || bucket.len() > BUCKET_BYTES_MAX || !bucket.bytes().all(is_good) {
@@ -114,14 +100,13 @@ impl Config {
         if let Some(other) = replicas.filter(|replicas| ![1, 3, 5].contains(replicas)) {
             return invalid(format!("option replicas is {other}; it is 1, 3 or 5"));
         }
-        let server =
-            |host: &coord_core::UrlHost| format!("{}:{}", host.host, host.port.unwrap_or(PORT));
+        let lacking = (!cfg!(feature = "tls")).then_some("coord-nats");
         Ok(Self {
             cluster: url.cluster().clone(),
             target: url.to_string(),
-            servers: url.hosts().iter().map(server).collect(),
+            servers: hosts.iter().map(|host| config::address(host, PORT)).collect(),
             login: Login::from_url(url, options)?,
-            tls: Tls::from_options(url, options)?,
+            tls: Tls::of(url, options, false, lacking)?,
             era: options.era()?,
             bucket: bucket.to_owned(),
             replicas,
@@ -144,7 +129,7 @@ impl Login {
             }
             (None, Some(_)) => {
                 let why = "a password without a user; write user:password@ or token@";
-                return Err(Error::invalid("connect", why).resource(url));
+                return Err(config::invalid(url, why));
             }
         }
         ways.extend(file("creds").map(Self::Credentials));
@@ -152,43 +137,16 @@ impl Login {
         if ways.len() > 1 {
             let why =
                 "more than one way to log in; give one of user:password@, token@, creds, nkey";
-            return Err(Error::invalid("connect", why).resource(url));
+            return Err(config::invalid(url, why));
         }
         Ok(ways.pop().unwrap_or(Self::Nobody))
     }
 }
 
-impl Tls {
-    fn from_options(url: &BackendUrl, options: UrlOptions<'_>) -> Result<Option<Self>> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
-        let is_on = match options.get("tls") {
-            None | Some("off") => false,
-            Some("on") => true,
-            Some(other) => return invalid(format!("option tls is {other:?}; it is on or off")),
-        };
-        if !is_on {
-            return match ["ca", "cert", "key"].into_iter().find(|name| options.get(name).is_some())
-            {
-                Some(name) => invalid(format!("option {name} is given without tls=on")),
-                None => Ok(None),
-            };
-        }
-        if !cfg!(feature = "tls") {
-            let why = "tls=on needs the cargo feature \"tls\" of coord-nats";
-            return Err(Error::new(ErrorKind::Unsupported, "connect").message(why).resource(url));
-        }
-        let path = |name| options.get(name).map(PathBuf::from);
-        let identity = match (path("cert"), path("key")) {
-            (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert, key)),
-            _ => return invalid("the options cert and key belong together".into()),
-        };
-        Ok(Some(Self { ca: path("ca"), identity }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use coord_core::ErrorKind;
+
     use super::*;
 
     fn config(url: &str) -> Result<Config> {

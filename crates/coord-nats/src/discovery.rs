@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coord_core::kit::Op;
 use coord_core::wire::{NodeRecordV1, Record};
 use coord_core::{
     Discovery, Error, Evict, Heartbeat, Incarnation, NodeEvent, NodeId, NodeInfo, NodeRecord,
@@ -11,8 +12,7 @@ use coord_core::{
 };
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
-use crate::client::{Condition, Outcome, Put, Topic, Update, What, subscribe};
-use crate::error::Op;
+use crate::client::{Condition, Last, Outcome, Put, Topic, Update, What, subscribe};
 use crate::keys::{Keys, Mark};
 use crate::lease::READS_MAX;
 use crate::{Handle, RACES_MAX, pause};
@@ -28,14 +28,14 @@ impl Discovery for Handle {
             if let Some(registration) = self.write_node(op, node, ttl, at).await? {
                 return Ok(Register::Registered(registration));
             }
-            let (sequence, live) = self.live(op, &node.id).await?;
+            let (last, live) = self.live(op, &node.id).await?;
             match live {
                 Some(live)
                     if live.info.incarnation != node.incarnation && replace == Replace::No =>
                 {
-                    return Ok(Register::Duplicate(live));
+                    return Ok(Register::Duplicate(self.observed_node(op, live, &last).await));
                 }
-                _ => at = sequence,
+                _ => at = last.sequence,
             }
         }
         Err(op.contended())
@@ -58,14 +58,17 @@ impl Discovery for Handle {
             {
                 return Ok(Heartbeat::Renewed(registration));
             }
-            let (sequence, live) = self.live(op, &held.node).await?;
-            match live {
-                None => return Ok(Heartbeat::Gone),
-                Some(live) if live.info.incarnation != held.incarnation => {
-                    return Ok(Heartbeat::Superseded(live));
+            let (last, live) = self.live(op, &held.node).await?;
+            let other = match live {
+                Some(live) if live.info.incarnation == held.incarnation => {
+                    (at, ttl) = (Some(last.sequence), live.ttl);
+                    continue;
                 }
-                Some(live) => (at, ttl) = (Some(sequence), live.ttl),
-            }
+                other => other,
+            };
+            // Or another bucket has taken the place of the one that it was in.
+            Box::pin(self.client.look_at_identity(op)).await?;
+            return Ok(other.map_or(Heartbeat::Gone, Heartbeat::Superseded));
         }
         Err(op.contended())
     }
@@ -82,11 +85,11 @@ impl Discovery for Handle {
             {
                 return Ok(());
             }
-            let (sequence, live) = self.live(op, &held.node).await?;
+            let (last, live) = self.live(op, &held.node).await?;
             if live.is_none_or(|live| live.info.incarnation != held.incarnation) {
                 return Ok(());
             }
-            at = Some(sequence);
+            at = Some(last.sequence);
         }
         Err(op.contended())
     }
@@ -100,13 +103,13 @@ impl Discovery for Handle {
         let op = Op::write("evict", node.as_str());
         for race in 0..RACES_MAX {
             pause(race).await;
-            let (sequence, live) = self.live(op, node).await?;
+            let (last, live) = self.live(op, node).await?;
             let Some(live) = live else { return Ok(Evict::Gone) };
             if live.info.incarnation != incarnation || live.revision != *seen {
                 return Ok(Evict::Alive(live));
             }
             let subject = self.keys.node(node);
-            let removed = self.client.remove(op, &subject, sequence, live.ttl.get()).await?;
+            let removed = self.client.remove(op, &subject, last.sequence, live.ttl.get()).await?;
             if let Outcome::Done(_) = removed {
                 return Ok(Evict::Evicted);
             }
@@ -117,11 +120,12 @@ impl Discovery for Handle {
     async fn nodes(&self) -> Result<Vec<NodeRecord>> {
         let op = Op::read("nodes", &self.info.target);
         let filter = self.keys.nodes();
-        let subjects = self.client.subjects(op, &filter, &self.bucket.identity).await?;
+        let subjects = self.client.subjects(op, &filter).await?;
         let reads = subjects.into_iter().map(|subject| async move {
             let last = self.client.get(op, &subject).await?;
-            let Some(value) = last.value else { return Ok(None) };
-            self.read_node(op, &subject, &value, last.sequence).map(Some)
+            let Some(value) = &last.value else { return Ok(None) };
+            let record = self.read_node(op, &subject, value, last.sequence)?;
+            Ok(Some(self.observed_node(op, record, &last).await))
         });
         let nodes: BTreeMap<NodeId, NodeRecord> = stream::iter(reads)
             .buffer_unordered(READS_MAX)
@@ -167,12 +171,21 @@ impl Handle {
         })
     }
 
-    /// The sequence of a node's last message, and the registration that lives.
-    async fn live(&self, op: Op<'_>, node: &NodeId) -> Result<(u64, Option<NodeRecord>)> {
+    /// A node's last message, and the registration that lives.
+    async fn live(&self, op: Op<'_>, node: &NodeId) -> Result<(Last, Option<NodeRecord>)> {
         let subject = self.keys.node(node);
         let last = self.client.get(op, &subject).await?;
-        let read = |value: bytes::Bytes| self.read_node(op, &subject, &value, last.sequence);
-        Ok((last.sequence, last.value.map(read).transpose()?))
+        let read = |value| self.read_node(op, &subject, value, last.sequence);
+        let live = last.value.as_deref().map(read).transpose()?;
+        Ok((last, live))
+    }
+
+    /// A registration as others see it, with how long it has still to live.
+    async fn observed_node(&self, op: Op<'_>, mut record: NodeRecord, last: &Last) -> NodeRecord {
+        let subject = self.keys.node(&record.info.id);
+        let (standing, at) = self.client.observe(op, &subject, last, record.ttl.get()).await;
+        record.revision = revision(record.info.incarnation, at);
+        record.with_may_expire_in(standing.map(|standing| standing.left))
     }
 
     fn read_node(
@@ -236,8 +249,11 @@ impl Topic for NodesTopic {
                 if let Some(record) = self.nodes.remove(&update.subject) {
                     let (node, incarnation) = (record.info.id, record.info.incarnation);
                     events.push_back(match gone {
-                        What::Expired => NodeEvent::Expired { node, incarnation },
-                        _ => NodeEvent::Left { node, incarnation },
+                        What::Removed => NodeEvent::Left { node, incarnation },
+                        other => {
+                            let judged = matches!(other, What::Expired);
+                            NodeEvent::Expired { node, incarnation, judged }
+                        }
                     });
                 }
                 return Ok(None);

@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::io;
 
 use async_nats::{ConnectError, ConnectErrorKind, RequestError, RequestErrorKind};
-use coord_core::{Effect, Error, ErrorKind};
+use coord_core::kit::Op;
+use coord_core::{Error, ErrorKind};
 use serde::Deserialize;
 
 /// The write was conditional on a sequence that is not the last one of its subject.
@@ -20,62 +21,9 @@ pub(crate) const NO_STREAM: u64 = 10059;
 /// A stream of that name has another configuration.
 pub(crate) const STREAM_DIFFERS: u64 = 10058;
 
-/// What a request was for: stands in every error.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Op<'a> {
-    /// The operation, one fixed word.
-    pub(crate) name: &'static str,
-    /// The lease, node, table or target it is about.
-    pub(crate) resource: &'a str,
-    /// What a failure means that does not say whether the request was applied.
-    pub(crate) effect: Effect,
-}
-
-impl<'a> Op<'a> {
-    /// Something that changes nothing.
-    pub(crate) fn read(name: &'static str, resource: &'a str) -> Self {
-        Self { name, resource, effect: Effect::None }
-    }
-
-    pub(crate) fn write(name: &'static str, resource: &'a str) -> Self {
-        Self { name, resource, effect: Effect::Unknown }
-    }
-
-    /// The reading part of something that also writes.
-    pub(crate) fn reading(self) -> Self {
-        Self { effect: Effect::None, ..self }
-    }
-
-    pub(crate) fn error(self, kind: ErrorKind) -> Error {
-        Error::new(kind, self.name).resource(self.resource)
-    }
-
-    /// No answer, or one that does not say whether the request was applied.
-    pub(crate) fn unclear(self, why: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-        let error = self.error(ErrorKind::Unavailable).message(why);
-        if self.effect == Effect::Unknown { error.effect_unknown() } else { error }
-    }
-
-    pub(crate) fn closed(self) -> Error {
-        self.error(ErrorKind::Closed).message("the handle was closed; open the backend again")
-    }
-
-    /// For a method that gave up after it lost the same race again and again.
-    pub(crate) fn contended(self) -> Error {
-        self.error(ErrorKind::Unavailable).message("others kept changing the record meanwhile")
-    }
-
-    pub(crate) fn denied(self, what: &str) -> Error {
-        let why =
-            format!("the server denies it: {what}; see docs/backends/nats.md for what to permit");
-        self.error(ErrorKind::Denied).message(why)
-    }
-
-    /// Names the operation and the resource in an error that was made by a decoder.
-    pub(crate) fn corrupt(self, error: Error) -> Error {
-        let why = error.message_text().to_owned();
-        self.error(ErrorKind::Corrupt).message(why).with_source(error)
-    }
+pub(crate) fn denied(op: Op<'_>, what: &str) -> Error {
+    let why = format!("the server denies it: {what}; see docs/backends/nats.md for what to permit");
+    op.error(ErrorKind::Denied).message(why)
 }
 
 /// A refusal, as JetStream writes it.
@@ -92,7 +40,9 @@ impl Refusal {
     pub(crate) fn error(&self, op: Op<'_>) -> Error {
         use ErrorKind::{Invalid, Misconfigured, Unavailable};
         let (kind, advice) = match self.err_code {
-            NO_STREAM => (Unavailable, "the bucket is gone; opening the backend makes it again"),
+            NO_STREAM => {
+                (Unavailable, "the bucket is gone; open the backend again, which makes it")
+            }
             WRONG_SEQUENCE | WRONG_SEQUENCE_SOON | DUPLICATE_SOON => {
                 (Unavailable, "others kept changing the record meanwhile")
             }
@@ -185,6 +135,8 @@ fn answered(error: &ConnectError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use coord_core::Effect;
+
     use super::*;
 
     #[test]

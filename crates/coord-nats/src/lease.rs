@@ -10,6 +10,8 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::wire::{LeaseRecordV1, Record};
 use coord_core::{
     Acquire, AcquireRequest, Era, Error, Grant, Holder, Lease, LeaseEvent, LeaseName, LeaseRecord,
@@ -18,7 +20,6 @@ use coord_core::{
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::client::{Condition, Last, Outcome, Put, Topic, Update, What, subscribe};
-use crate::error::Op;
 use crate::keys::{Keys, Mark};
 use crate::{Handle, RACES_MAX, pause};
 
@@ -42,7 +43,7 @@ impl Lease for Handle {
             }
             let last = self.client.get(op, &subject).await?;
             at = last.sequence;
-            term = match self.held(op, &request.lease, last)? {
+            term = match self.held(op, &request.lease, &last)? {
                 None => None,
                 Some(held) if held.holder.attempt == request.holder.attempt => {
                     Some(held.term.store_part())
@@ -51,7 +52,7 @@ impl Lease for Handle {
                     let reclaims = request.reclaim == Reclaim::FormerProcessIsDead
                         && held.holder.node == request.holder.node;
                     if !reclaims {
-                        return Ok(Acquire::Held(LeaseRecord::new(held)));
+                        return Ok(Acquire::Held(self.observed(op, held, &last).await));
                     }
                     None
                 }
@@ -75,12 +76,18 @@ impl Lease for Handle {
             }
             // Boxed, so that it takes no room in the future of each renewal.
             let last = Box::pin(self.client.get(op, &subject)).await?;
-            match self.held(op, &grant.lease, last)? {
+            match self.held(op, &grant.lease, &last)? {
                 // Written meanwhile by a call of one's own whose reply was lost, or by another copy
                 // of the grant. That was before this call: the TTL has to be counted anew all the
                 // same.
                 Some(held) if is_same(&held, &grant) => grant = held,
-                other => return Ok(Renew::Lost(other.map(LeaseRecord::new))),
+                other => {
+                    // Or another bucket has taken the place of the one that it was in.
+                    Box::pin(self.client.look_at_identity(op)).await?;
+                    let Some(other) = other else { return Ok(Renew::Lost(None)) };
+                    let record = Box::pin(self.observed(op, other, &last)).await;
+                    return Ok(Renew::Lost(Some(record)));
+                }
             }
         }
         Err(op.contended())
@@ -100,7 +107,7 @@ impl Lease for Handle {
             }
             let last = self.client.get(op, &subject).await?;
             at = Some(last.sequence);
-            match self.held(op, &grant.lease, last)? {
+            match self.held(op, &grant.lease, &last)? {
                 Some(held) if is_same(&held, grant) => {}
                 _ => return Ok(Release::NotHeld),
             }
@@ -111,15 +118,17 @@ impl Lease for Handle {
     async fn get(&self, lease: &LeaseName) -> Result<Option<LeaseRecord>> {
         let op = Op::read("get", lease.as_str());
         let last = self.client.get(op, &self.keys.lease(lease)).await?;
-        Ok(self.held(op, lease, last)?.map(LeaseRecord::new))
+        let Some(held) = self.held(op, lease, &last)? else { return Ok(None) };
+        Ok(Some(self.observed(op, held, &last).await))
     }
 
     async fn list(&self, page: Page) -> Result<Listing<LeaseRecord>> {
         let op = Op::read("list", &self.info.target);
         let filter = self.keys.leases();
-        let subjects = self.client.subjects(op, &filter, &self.bucket.identity).await?;
+        let subjects = self.client.subjects(op, &filter).await?;
         let names: BTreeSet<_> = subjects.iter().filter_map(|text| Keys::lease_of(text)).collect();
-        let limit = usize::from(page.limit.clamp(1, Page::LIMIT_MAX));
+        let page_limit = page.limit();
+        let limit = usize::from(page_limit);
         let after = page.after.map_or(Bound::Unbounded, Bound::Excluded);
         // One more than asked for, to know whether there are more. A subject may hold a marker
         // only.
@@ -134,7 +143,7 @@ impl Lease for Handle {
         let has_more = records.len() > limit;
         let items: Vec<_> = records.into_iter().take(limit).collect();
         let last = items.last().filter(|_| has_more);
-        let next = last.map(|last| Page::after(last.lease.clone()).with_limit(page.limit));
+        let next = last.map(|last| Page::after(last.lease.clone()).with_limit(page_limit));
         Ok(Listing::new(items, next))
     }
 
@@ -170,10 +179,20 @@ impl Handle {
     }
 
     /// The grant that is held according to the last message.
-    pub(crate) fn held(&self, op: Op<'_>, lease: &LeaseName, last: Last) -> Result<Option<Grant>> {
-        let Some(value) = last.value else { return Ok(None) };
-        let record = read_record(op, lease, &value)?;
+    pub(crate) fn held(&self, op: Op<'_>, lease: &LeaseName, last: &Last) -> Result<Option<Grant>> {
+        let Some(value) = &last.value else { return Ok(None) };
+        let record = read_record(op, lease, value)?;
         self.grant(op, record, last.sequence).map(Some)
+    }
+
+    /// A grant as others see it, with how long it has still to live and since when.
+    async fn observed(&self, op: Op<'_>, mut held: Grant, last: &Last) -> LeaseRecord {
+        let subject = self.keys.lease(&held.lease);
+        let (standing, at) = self.client.observe(op, &subject, last, held.ttl.get()).await;
+        held.revision = revision(&held.holder, at);
+        LeaseRecord::new(held)
+            .with_may_expire_in(standing.map(|standing| standing.left))
+            .with_renewed_ago(standing.and_then(|standing| standing.written_ago))
     }
 
     fn grant(&self, op: Op<'_>, record: LeaseRecordV1, sequence: u64) -> Result<Grant> {
@@ -251,6 +270,14 @@ impl Topic for LeaseTopic {
             events.push_back(LeaseEvent::Changed(LeaseRecord::new(grant)));
         }
         Ok(Some(ttl.get()))
+    }
+
+    fn written_anew(&self, value: Bytes, sequence: u64) -> Result<Bytes> {
+        // The record of a first write does not say its term, which is that write's sequence.
+        let op = Op::read("watch", self.lease.as_str());
+        let record = read_record(op, &self.lease, &value)?;
+        let grant = grant(op, record, sequence, self.era, &self.origin)?;
+        LeaseRecordV1::of(&grant).encode()
     }
 
     async fn snapshot(&mut self) -> Result<LeaseEvent> {

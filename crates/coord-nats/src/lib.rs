@@ -46,6 +46,14 @@
 //! # }
 //! ```
 
+// docs.rs builds with nightly, and then shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod client;
 mod config;
 mod discovery;
@@ -60,6 +68,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::wire::KnownMaps;
 use coord_core::{
     Backend, BackendInfo, BackendUrl, Consistency, Discovery, ErrorKind, ExpiryClock, Guarantees,
@@ -69,7 +78,6 @@ use tokio::time::Instant;
 
 use self::client::{Bucket, Client, Condition, Expiry, MARKER_TTL, Put, expires_late, is_full};
 use self::config::{Config, OPTIONS, Storage};
-use self::error::Op;
 use self::keys::Keys;
 
 /// The scheme of its URLs.

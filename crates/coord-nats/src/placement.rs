@@ -12,22 +12,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use coord_core::fencing::{TableState, check_map};
-use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, KnownMaps, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
-    WireLimits,
-};
+use coord_core::kit::Op;
+use coord_core::kit::tables::{self, Head, Seen, TableReader, TableWriter};
+use coord_core::wire::{AnswerV1, ChunkKey, KnownMaps, Record, RequestV1, TableHeadV1};
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Error, Fence, Placement, PlacementEvent, Publish,
     Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName, TableUid,
     Version,
 };
+use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::client::{
     Aside, Client, Condition, Expiry, Outcome, Put, Topic, Update, What, subscribe,
 };
-use crate::error::Op;
 use crate::keys::Keys;
 use crate::lease::READS_MAX;
 use crate::{Handle, RACES_MAX, pause};
@@ -35,20 +33,12 @@ use crate::{Handle, RACES_MAX, pause};
 /// How many chunks are written or read at once.
 const CHUNKS_MAX: usize = 8;
 
-/// A head as it stands.
-struct Head {
-    sequence: u64,
-    record: TableHeadV1,
-}
-
 /// Whether a write has to be conditional on its lease.
-enum Guard {
+pub(crate) enum Guard {
     /// The lease lives elsewhere, or the server has no atomic batches.
     None,
     /// This is the record under which the fence's grant holds its lease.
     Held { subject: String, sequence: u64 },
-    /// The fence's grant does not hold its lease any more.
-    Lost,
 }
 
 /// An answer that is given with a write of the head.
@@ -76,34 +66,7 @@ impl Given {
 #[async_trait]
 impl Placement for Handle {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
-        let op = Op::write("claim", request.table.as_str());
-        let fence = &request.fence;
-        for race in 0..RACES_MAX {
-            pause(race).await;
-            let (at, head) = self.head(op, &request.table).await?;
-            let guard = self.guard(op, fence).await?;
-            let record = match head {
-                None if matches!(guard, Guard::Lost) => return Ok(Claim::Fenced(fence.clone())),
-                None => {
-                    let (table, header) = (request.table.clone(), request.header.clone());
-                    TableHeadV1::created(table, header, fence.clone())
-                }
-                Some(head) => {
-                    let is_held = !matches!(guard, Guard::Lost);
-                    match TableState::from(&head).refuse_claim(request, is_held) {
-                        Some(refusal) => return Ok(refusal),
-                        None if head.fence == *fence && head.binding.admits(fence) => {
-                            return self.claimed(op, request, head).await;
-                        }
-                        None => head.claimed_by(fence),
-                    }
-                }
-            };
-            if self.write_head(op, &request.table, &record, at, &guard).await? {
-                return self.claimed(op, request, record).await;
-            }
-        }
-        Err(op.contended())
+        tables::claim(self, request).await
     }
 
     async fn publish(
@@ -113,48 +76,17 @@ impl Placement for Handle {
         expected: Version,
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
-        check_map(table, fence, expected, map)?;
-        let op = Op::write("publish", table.as_str());
-        for race in 0..RACES_MAX {
-            pause(race).await;
-            let (at, head) = self.head(op, table).await?;
-            let Some(head) = head else { return Ok(Publish::Fenced(None)) };
-            let guard = self.guard(op, fence).await?;
-            let is_held = !matches!(guard, Guard::Lost);
-            let settled = TableState::from(&head).settle_publish(
-                table,
-                fence,
-                expected,
-                map,
-                is_held,
-                || head.holds(map),
-            )?;
-            if let Some(publish) = settled {
-                return Ok(publish);
-            }
-            let limits = WireLimits::new(self.client.value_bytes_max())?;
-            let EncodedMap { manifest, chunks, .. } = self.maps.encode(&head, map, limits)?;
-            self.write_chunks(op, table, chunks).await?;
-            let previous = head.manifest.clone();
-            let record = head.with_fence(fence.clone()).with_manifest(manifest.clone());
-            if self.write_head(op, table, &record, at, &guard).await? {
-                self.published(table, fence, previous, manifest, map);
-                return Ok(Publish::Published(map.version()));
-            }
-        }
-        Err(op.contended())
+        tables::publish(self, table, fence, expected, map).await
     }
 
     async fn load(&self, table: &TableName) -> Result<Option<Table>> {
-        let op = Op::read("load", table.as_str());
-        let Some((head, map)) = self.reader().table(op, table).await? else { return Ok(None) };
-        Ok(Some(whole(head.record, map)))
+        tables::load(&self.reader(), table).await
     }
 
     async fn tables(&self) -> Result<Vec<TableName>> {
         let op = Op::read("tables", &self.info.target);
         let filter = self.keys.tables();
-        let subjects = self.client.subjects(op, &filter, &self.bucket.identity).await?;
+        let subjects = self.client.subjects(op, &filter).await?;
         // A table that was deleted by the store's own tools leaves a marker.
         let reads = subjects.into_iter().map(|subject| async move {
             let last = self.client.get(op, &subject).await?;
@@ -256,16 +188,7 @@ impl Placement for Handle {
     }
 }
 
-/// A table of its head and the map that the head speaks of.
-fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> Table {
-    Table::new(head.table, head.fence, head.binding, map)
-}
-
 impl Handle {
-    fn reader(&self) -> Reader {
-        Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
-    }
-
     /// The sequence of a head's last message, and the head, to be written over. An answer that was
     /// given with it is in its own place before that.
     async fn head(&self, op: Op<'_>, table: &TableName) -> Result<(u64, Option<TableHeadV1>)> {
@@ -314,72 +237,18 @@ impl Handle {
         Ok(matches!(self.client.put(op, put).await?, Outcome::Done(_)))
     }
 
-    /// What a write under this fence has to be conditional on.
-    async fn guard(&self, op: Op<'_>, fence: &Fence) -> Result<Guard> {
+    /// What a write under this fence has to be conditional on; none if the fence's grant does not hold its
+    /// lease any more.
+    async fn guard(&self, op: Op<'_>, fence: &Fence) -> Result<Option<Guard>> {
         if !self.bucket.atomic || fence.origin != self.info.origin {
-            return Ok(Guard::None);
+            return Ok(Some(Guard::None));
         }
         let subject = self.keys.lease(&fence.lease);
         let last = self.client.get(op, &subject).await?;
         let sequence = last.sequence;
-        Ok(match self.held(op, &fence.lease, last)? {
-            Some(held) if held.fence() == *fence => Guard::Held { subject, sequence },
-            _ => Guard::Lost,
-        })
-    }
-
-    /// Writes a head over the message with this sequence; false if another one is there by now, or
-    /// the lease's record is.
-    async fn write_head(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        head: &TableHeadV1,
-        at: u64,
-        guard: &Guard,
-    ) -> Result<bool> {
-        let subject = self.keys.table(table);
-        let value = self.fitting(op, head.encode()?)?;
-        let put = Put { subject: &subject, value, ttl: None, condition: Condition::At(at) };
-        let outcome = match guard {
-            Guard::Held { subject, sequence } => {
-                let guard = self.keys.guard(table);
-                self.client.put_guarded(op, put, &guard, (subject, *sequence)).await?
-            }
-            Guard::None | Guard::Lost => self.client.put(op, put).await?,
-        };
-        Ok(matches!(outcome, Outcome::Done(_)))
-    }
-
-    /// The table of a head that names the claiming fence.
-    async fn claimed(
-        &self,
-        op: Op<'_>,
-        request: &ClaimRequest,
-        head: TableHeadV1,
-    ) -> Result<Claim> {
-        let reader = self.reader();
-        if let Some(map) = reader.map(op, &head).await? {
-            return Ok(Claim::Claimed(whole(head, map)));
-        }
-        // A newer map has replaced it: by this fence's own hand, or by that of a successor.
-        Ok(match reader.table(op, &request.table).await? {
-            Some((head, map)) if head.record.fence == request.fence => {
-                Claim::Claimed(whole(head.record, map))
-            }
-            Some((head, _)) => Claim::Fenced(head.record.fence),
-            None => Claim::Fenced(request.fence.clone()),
-        })
-    }
-
-    async fn write_chunks(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        chunks: Vec<(ChunkKey, Bytes)>,
-    ) -> Result<()> {
-        let writes = chunks.into_iter().map(|(key, bytes)| self.write_chunk(op, table, key, bytes));
-        stream::iter(writes).buffer_unordered(CHUNKS_MAX).try_collect::<()>().await
+        let held = self.held(op, &fence.lease, &last)?;
+        let is_held = held.is_some_and(|held| held.fence() == *fence);
+        Ok(is_held.then_some(Guard::Held { subject, sequence }))
     }
 
     /// Writes a chunk unless it is there.
@@ -403,136 +272,142 @@ impl Handle {
             match last.value {
                 Some(stored) if stored == bytes => return Ok(()),
                 Some(_) => {
-                    let why = format!("a chunk's key holds something else key={key}");
-                    return Err(Error::corrupt(op.name, why).resource(table));
+                    return Err(op.damaged(format!("a chunk's key holds something else key={key}")));
                 }
                 None => at = last.sequence,
             }
         }
         Err(op.contended())
     }
+}
 
-    /// Remembers a map that was published, and removes the chunks that nobody needs any more.
-    fn published(
+impl TableWriter for Handle {
+    type Reader = Reader;
+    type Guard = Guard;
+
+    fn reader(&self) -> Reader {
+        Reader { client: self.client.clone(), keys: self.keys.clone(), maps: self.maps.clone() }
+    }
+
+    fn value_bytes_max(&self) -> usize {
+        self.client.value_bytes_max()
+    }
+
+    async fn see(&self, op: Op<'_>, table: &TableName, fence: &Fence) -> Result<Seen<u64, Guard>> {
+        // Where a table was deleted, its marker has a sequence, which a new head is written over.
+        let (mark, head) = self.head(op, table).await?;
+        let guard = self.guard(op, fence).await?;
+        Ok(Seen::new(head, mark, guard))
+    }
+
+    async fn write_head(
         &self,
-        table: &TableName,
-        fence: &Fence,
-        previous: Option<Manifest>,
-        manifest: Manifest,
-        map: &Arc<ShardMap>,
-    ) {
-        if !self.maps.published(table, &manifest, map) {
-            return;
-        }
-        let sweep = Sweep {
-            client: self.client.clone(),
-            keys: self.keys.clone(),
-            maps: self.maps.clone(),
-            identity: self.bucket.identity.clone(),
-            table: table.clone(),
-            version: manifest.version(),
-            old: OldChunks::after(fence, previous.as_ref(), &manifest),
+        op: Op<'_>,
+        head: &TableHeadV1,
+        over: &u64,
+        guard: &Guard,
+    ) -> Result<Option<u64>> {
+        let subject = self.keys.table(&head.table);
+        let value = self.fitting(op, head.encode()?)?;
+        let put = Put { subject: &subject, value, ttl: None, condition: Condition::At(*over) };
+        let outcome = match guard {
+            Guard::Held { subject, sequence } => {
+                let guard = self.keys.guard(&head.table);
+                self.client.put_guarded(op, put, &guard, (subject, *sequence)).await?
+            }
+            Guard::None => self.client.put(op, put).await?,
         };
-        self.client.tasks().spawn(sweep.run());
-    }
-}
-
-/// Removes what is left of older maps.
-struct Sweep {
-    client: Client,
-    keys: Keys,
-    maps: KnownMaps,
-    identity: String,
-    table: TableName,
-    version: Version,
-    old: OldChunks,
-}
-
-impl Sweep {
-    async fn run(self) {
-        if let Err(error) = self.sweep().await {
-            // The next publish tries again.
-            tracing::debug!(%error, table = %self.table, "old chunks were not removed");
-        }
+        Ok(match outcome {
+            Outcome::Done(sequence) => Some(sequence),
+            Outcome::Conflict | Outcome::Duplicate => None,
+        })
     }
 
-    async fn sweep(&self) -> Result<()> {
-        let op = Op::write("sweep", self.table.as_str());
-        let (filter, before) = self.keys.chunks(&self.table);
-        let subjects = self.client.subjects(op, &filter, &self.identity).await?;
-        if subjects.is_empty() {
-            self.maps.swept(&self.table, self.version);
-        }
-        let is_old = |subject: &String| {
-            let key = subject.strip_prefix(&before).and_then(|text| text.parse::<ChunkKey>().ok());
-            key.is_some_and(|key| self.old.contains(&key))
-        };
-        let old: Vec<_> = subjects.into_iter().filter(is_old).collect();
-        let removals =
-            old.into_iter().map(|subject| async move { self.client.erase(op, &subject).await });
-        stream::iter(removals).buffer_unordered(CHUNKS_MAX).try_collect::<()>().await
+    async fn write_chunks(
+        &self,
+        op: Op<'_>,
+        head: &Head<u64>,
+        chunks: Vec<(ChunkKey, Bytes)>,
+    ) -> Result<()> {
+        let table = &head.record.table;
+        let writes = chunks.into_iter().map(|(key, bytes)| self.write_chunk(op, table, key, bytes));
+        tables::each(CHUNKS_MAX, writes).await.map(drop)
+    }
+
+    fn run(&self, task: BoxFuture<'static, ()>) {
+        self.client.tasks().spawn(task);
     }
 }
 
 /// Reads tables.
-struct Reader {
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
     client: Client,
     keys: Keys,
     maps: KnownMaps,
 }
 
-impl Reader {
-    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<(u64, Option<TableHeadV1>)> {
+impl TableReader for Reader {
+    type Mark = u64;
+    /// The subject.
+    type Found = String;
+
+    const RACES_MAX: usize = RACES_MAX;
+
+    async fn pause(lost: usize) {
+        pause(lost).await;
+    }
+
+    fn maps(&self) -> &KnownMaps {
+        &self.maps
+    }
+
+    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<Option<Head<u64>>> {
         let last = self.client.get(op, &self.keys.table(table)).await?;
-        let read = |value: Bytes| read_head(op, table, &value);
-        Ok((last.sequence, last.value.map(read).transpose()?))
+        let Some(value) = last.value else { return Ok(None) };
+        let record = read_head(op, table, &value)?;
+        Ok(Some(Head::new(record, last.sequence)))
     }
 
-    /// A table with its map, whole.
-    async fn table(&self, op: Op<'_>, table: &TableName) -> Result<Option<(Head, Arc<ShardMap>)>> {
-        let mut before = None;
-        for race in 0..RACES_MAX {
-            pause(race).await;
-            let (sequence, head) = self.head(op, table).await?;
-            let Some(record) = head else { return Ok(None) };
-            if let Some(map) = self.map(op, &record).await? {
-                return Ok(Some((Head { sequence, record }, map)));
-            }
-            // It was removed with its manifest, so there must be another manifest by now.
-            if before == Some(sequence) {
-                let why = "a chunk is missing that the table's head names";
-                return Err(Error::corrupt(op.name, why).resource(table));
-            }
-            before = Some(sequence);
-        }
-        Err(op.contended())
-    }
-
-    /// The map that a head speaks of; none if a chunk of it is missing.
-    async fn map(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Option<Arc<ShardMap>>> {
-        let fetch = match self.maps.read(head) {
-            Ok(map) => return Ok(Some(map)),
-            Err(fetch) => fetch,
-        };
-        let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
-        let Some(chunks) = chunks else { return Ok(None) };
-        let map = self.maps.assemble(head, &fetch, &chunks);
-        map.map(Some).map_err(|error| op.corrupt(error))
-    }
-
-    /// Chunks by their keys; none if one of them is gone.
     async fn chunks(
         &self,
         op: Op<'_>,
-        table: &TableName,
+        head: &Head<u64>,
         keys: &[ChunkKey],
     ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
+        let table = &head.record.table;
         let reads = keys.iter().copied().map(|key| async move {
             let last = self.client.get(op, &self.keys.chunk(table, &key)).await?;
             Ok::<_, Error>(last.value.map(|value| (key, value)))
         });
-        let chunks: Vec<_> = stream::iter(reads).buffer_unordered(CHUNKS_MAX).try_collect().await?;
-        Ok(chunks.into_iter().collect())
+        Ok(tables::each(CHUNKS_MAX, reads).await?.into_iter().collect())
+    }
+
+    async fn stored_chunks(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+    ) -> Result<Vec<(ChunkKey, String)>> {
+        let (filter, before) = self.keys.chunks(table);
+        let subjects = self.client.subjects(op, &filter).await?;
+        let key = |subject: String| {
+            let key = subject.strip_prefix(&before)?.parse().ok()?;
+            Some((key, subject))
+        };
+        Ok(subjects.into_iter().filter_map(key).collect())
+    }
+
+    async fn remove_chunks(
+        &self,
+        op: Op<'_>,
+        _: &TableName,
+        _: &u64,
+        old: Vec<(ChunkKey, String)>,
+    ) -> Result<()> {
+        let removals = old
+            .into_iter()
+            .map(|(_, subject)| async move { self.client.erase(op, &subject).await });
+        tables::each(CHUNKS_MAX, removals).await.map(drop)
     }
 }
 
@@ -580,12 +455,13 @@ impl Topic for TableTopic {
                 if self.shows(head.uid, head.version()) {
                     return Ok(None);
                 }
-                match self.reader.map(op, &head).await? {
+                let head = Head::new(head, update.sequence);
+                match tables::read_map(&self.reader, op, &head).await? {
                     Some(map) => Some(map),
                     None => self.newest(op).await?,
                 }
             }
-            What::Removed | What::Expired => None,
+            What::Removed | What::Deleted | What::Expired => None,
         };
         let is_next = match (&self.map, &map) {
             (None, None) => return Ok(None),
@@ -614,8 +490,9 @@ impl TableTopic {
 
     /// The table as it stands, where the subscription's head is out of date.
     async fn newest(&mut self, op: Op<'_>) -> Result<Option<Arc<ShardMap>>> {
-        let Some((head, map)) = self.reader.table(op, &self.table).await? else { return Ok(None) };
-        self.seen = self.seen.max(head.sequence);
+        let found = tables::read_table(&self.reader, op, &self.table).await?;
+        let Some((head, map)) = found else { return Ok(None) };
+        self.seen = self.seen.max(head.mark);
         Ok(Some(map))
     }
 }

@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use async_nats::{ConnectOptions, HeaderMap, Request};
 use async_trait::async_trait;
-use coord_conformance::faults::{Fault, FaultControl, Faults, Faulty};
 use coord_conformance::{Fixture, Handle, Operator, Profile};
-use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, Result, TableName};
+use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
 use coord_integration::Missing;
-use coord_integration::faults::Proxy;
+use coord_integration::faults::{Link, Proxy, Request as Named};
 use coord_integration::servers::{Nats, Server};
 use coord_nats::NatsBackend;
 
@@ -52,7 +51,7 @@ impl Fixture for Natses {
     }
 
     async fn available(&self) -> Result<(), String> {
-        self.server.as_ref().map(drop).map_err(ToString::to_string)
+        Missing::available(&self.server)
     }
 
     async fn open(&self, cluster: &ClusterName) -> Result<Handle> {
@@ -60,13 +59,14 @@ impl Fixture for Natses {
         let proxy = Proxy::to(server).await.map_err(|error| {
             Error::new(ErrorKind::Internal, "start").message("no proxy").with_source(error)
         })?;
-        let options = format!("request_timeout=1s&replicas={}", self.nodes);
+        let options = format!("request_timeout=5s&replicas={}", self.nodes);
         let url = format!("{}/{cluster}?{options}", server.url_via(proxy.addresses()));
         let backend = NatsBackend::open(&BackendUrl::parse(&url)?).await?;
-        let faulty = Faulty::new(Arc::new(backend));
-        let control = faulty.control().clone();
         let operator = Admin { client: admin(server).await?, cluster: cluster.clone() };
-        let handle = Handle::new(Arc::new(faulty)).with_faults(Arc::new(Way { control, proxy }));
+        let writes = format!("HPUB $KV.coord.{cluster}.").into_bytes();
+        // The server also asks whether its clients live, and they may ask it.
+        let link = Link::new(proxy).with_request(Named::With(writes)).with_reply("\"stream\":");
+        let handle = Handle::new(Arc::new(backend)).with_faults(Arc::new(link));
         Ok(handle.with_operator(Arc::new(operator)))
     }
 
@@ -76,34 +76,6 @@ impl Fixture for Natses {
             // What is left is in the way of nobody: the next cluster has another name.
             let _ = purge(&client, &format!("$KV.coord.{cluster}.>")).await;
         }
-    }
-}
-
-/// What goes wrong on the way: the connection is cut for real, the rest happens behind the backend.
-#[derive(Debug)]
-struct Way {
-    control: FaultControl,
-    proxy: Proxy,
-}
-
-#[async_trait]
-impl Faults for Way {
-    fn supports(&self, fault: Fault) -> bool {
-        self.control.supports(fault)
-    }
-
-    async fn inject(&self, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Cut => self.proxy.cut(),
-            Fault::CutWatches => self.proxy.reset(),
-            other => return self.control.inject(other).await,
-        }
-        Ok(())
-    }
-
-    async fn heal(&self) -> Result<()> {
-        self.proxy.heal();
-        Faults::heal(&self.control).await
     }
 }
 
@@ -159,5 +131,14 @@ impl Operator for Admin {
         self.delete("table", table.as_str()).await?;
         let table = table.as_str().replace('.', "/");
         purge(&self.client, &format!("$KV.coord.{}.chunk.{table}.>", self.cluster)).await
+    }
+
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        self.delete("node", node.as_str()).await
+    }
+
+    /// Other trials use the same bucket: the trials in `server.rs` lose one as a whole.
+    async fn lose_data(&self) -> Result<()> {
+        purge(&self.client, &format!("$KV.coord.{}.>", self.cluster)).await
     }
 }

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_nats::ConnectOptions;
+use async_nats::{ConnectOptions, HeaderMap};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64_URL;
 use coord_core::{
-    Acquire, AcquireRequest, Answer, Answered, AttemptId, Backend, BackendUrl, Claim, ClaimRequest,
-    Effect, ErrorKind, Fence, Grant, HealthStatus, Holder, Incarnation, LeaseEvent, LeaseName,
-    LeaseRecord, NodeId, Origin, Page, Publish, Release, Renew, Request, ShardCount, ShardMap,
-    TableHeader, TableName, Term, Ttl,
+    Acquire, AcquireRequest, Address, Answer, Answered, AttemptId, Backend, BackendUrl, Claim,
+    ClaimRequest, Effect, ErrorKind, Fence, Grant, HealthStatus, Holder, Incarnation, LeaseEvent,
+    LeaseName, LeaseRecord, NodeEvent, NodeId, NodeInfo, Origin, Page, Publish, Register, Release,
+    Renew, Replace, Request, ShardCount, ShardMap, TableHeader, TableName, Term, Ttl,
 };
 use coord_integration::servers::{Nats, Server};
 use coord_integration::{Missing, trial};
@@ -26,6 +26,10 @@ type Done = Result<(), Failed>;
 
 /// The oldest and the newest server for which clients end the records.
 const DEGRADED: [&str; 2] = ["2.10.26", "2.11.6"];
+/// How often a condition is looked at.
+const PAUSE: Duration = Duration::from_millis(50);
+/// By how much what the server says of its clock may be off.
+const CLOCK_SLACK: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -34,13 +38,16 @@ fn main() -> ExitCode {
     trials.extend([
         on("the_documented_permissions_suffice", &any, documented_permissions),
         on("a_bucket_of_an_older_server_keeps_its_way", &any, older_bucket),
+        on("a_record_that_ends_too_far_away_counts_anew", &any, far_end),
+        on("a_far_end_that_nobody_watches_counts_anew", &any, unwatched_far_end),
+        on("a_bucket_counts_from_the_servers_clock", &any, server_clock),
     ]);
     for version in DEGRADED {
         let old = Nats::new().with_version(version).with_control().find();
         let name = |name: &str| format!("{version}::{name}");
         trials.extend(suite(&name(""), &old));
         trials.extend([
-            on(&name("the_documented_permissions_suffice"), &old, degraded_permissions),
+            on(&name("the_documented_permissions_suffice"), &old, documented_permissions),
             on(&name("a_grant_ends_by_the_servers_clock"), &old, ends_by_clock),
             on(&name("who_may_only_read_sees_ends_too"), &old, reader_sees_ends),
             on(&name("nothing_is_left_of_what_ended"), &old, nothing_left),
@@ -66,9 +73,12 @@ fn suite(prefix: &str, nats: &Result<Nats, Missing>) -> Vec<Trial> {
         on(&name("wrong_credentials_are_denied"), nats, wrong_credentials),
         on(&name("a_missing_permission_is_denied"), nats, missing_permission),
         on(&name("a_foreign_bucket_is_refused"), nats, foreign_bucket),
+        on(&name("a_lease_shows_since_when_it_is_held"), nats, shows_renewal),
         on(&name("a_restart_loses_no_grant"), nats, restart),
         on(&name("a_kill_takes_nothing_and_brings_nothing_back"), nats, kills),
         on(&name("terms_rise_over_a_lost_bucket"), nats, lost_bucket),
+        on(&name("a_bucket_that_is_made_again_is_another"), nats, bucket_made_again),
+        on(&name("what_is_deleted_by_hand_is_no_farewell"), nats, deleted_by_hand),
         on(&name("a_token_logs_in"), nats, token),
         on(&name("an_nkey_logs_in"), nats, nkey),
         on(&name("credentials_log_in"), nats, credentials),
@@ -230,18 +240,10 @@ async fn missing_permission(nats: Nats) -> Done {
 }
 
 async fn documented_permissions(nats: Nats) -> Done {
-    permitted(nats, "").await
-}
-
-async fn degraded_permissions(nats: Nats) -> Done {
-    permitted(nats, ", \"$JS.API.STREAM.PURGE.KV_coord\"").await
-}
-
-async fn permitted(nats: Nats, more: &str) -> Done {
     let users = format!(
         "authorization {{ users: [ {{ user: u, password: p, permissions: {{ publish: [ \
-         \"$KV.coord.orders.>\", {READING}, \"$JS.API.STREAM.CREATE.KV_coord\"{more} ], \
-         subscribe: \"_INBOX.>\" }} }} ] }}\nno_auth_user: u\n"
+         \"$KV.coord.orders.>\", {READING}, \"$JS.API.STREAM.CREATE.KV_coord\", \
+         \"$JS.API.STREAM.PURGE.KV_coord\" ], subscribe: \"_INBOX.>\" }} }} ] }}\nno_auth_user: u\n"
     );
     let server = nats.with_config(&users).start()?;
     let backend = open(&server, "").await?;
@@ -458,11 +460,222 @@ async fn lost_bucket(nats: Nats) -> Done {
     ensure(new.info().origin != old.info().origin, new.info())?;
     let next = acquire(&new, "jobs", 60).await?;
     ensure(next.term > grant.term, (next.term, grant.term))?;
-    let renewed = old.lease().renew(&grant).await?;
-    ensure(matches!(renewed, Renew::Lost(Some(_))), renewed)?;
-    let error = old.discovery().nodes().await.expect_err("another bucket");
-    ensure(error.to_string().contains("deleted and made again"), &error)?;
+    for refusal in [old.lease().renew(&grant).await.err(), old.discovery().nodes().await.err()] {
+        let error = refusal.ok_or("it was done in another bucket")?;
+        ensure(error.kind() == ErrorKind::Misconfigured, &error)?;
+        ensure(error.to_string().contains("deleted and made again"), &error)?;
+    }
     ensure(new.discovery().nodes().await?.is_empty(), "nodes")
+}
+
+/// Handles that run notice that their bucket is gone, or another one, at their next call, and do nothing
+/// in another one.
+async fn bucket_made_again(nats: Nats) -> Done {
+    let server = nats.start()?;
+    let handles = [
+        open(&server, "").await?,
+        open(&server, "").await?,
+        open(&server, "").await?,
+        open(&server, "").await?,
+    ];
+    let [beating, renewing, idle, watching] = &handles;
+    let grant = acquire(renewing, "jobs", 60).await?;
+    let info = node()?;
+    let ttl = Ttl::from_secs(60)?;
+    let registered = beating.discovery().register(&info, ttl, Replace::No).await?;
+    let Register::Registered(held) = registered else { return Err("not registered".into()) };
+    api(&server, "STREAM.DELETE.KV_coord", "").await?;
+    let error = beating.discovery().heartbeat(&held, &info).await.expect_err("it is gone");
+    ensure(error.to_string().contains("the bucket is gone"), &error)?;
+    // A second later, as a restarted process would.
+    sleep(Duration::from_secs(1)).await;
+    let new = open(&server, "").await?;
+    ensure(new.info().origin != beating.info().origin, new.info())?;
+    let watched = watching.discovery().watch().next().await.ok_or("no end")?;
+    for refusal in [
+        beating.discovery().heartbeat(&held, &info).await.err(),
+        renewing.lease().renew(&grant).await.err(),
+        idle.lease().try_acquire(&request("jobs", 60)?).await.err(),
+        watched.err(),
+    ] {
+        let error = refusal.ok_or("it was done in another bucket")?;
+        ensure(error.kind() == ErrorKind::Misconfigured, &error)?;
+        ensure(error.effect() == Effect::None, &error)?;
+        ensure(error.to_string().contains("open it again"), &error)?;
+    }
+    for old in &handles {
+        let health = old.check().await?;
+        let is_said = |point: &coord_core::HealthPoint| {
+            point.status == HealthStatus::Bad && point.detail.contains("made again")
+        };
+        ensure(health.points.iter().any(is_said), &health)?;
+    }
+    // Nothing of what they tried is left.
+    let next = acquire(&new, "jobs", 60).await?;
+    ensure(next.term > grant.term, (next.term, grant.term))
+}
+
+/// Sequences begin with the server's time, whatever a client's clock says: also where a bucket was made
+/// by one whose clock was days behind. One whose clock was ahead is refused while nothing is lost yet.
+async fn server_clock(nats: Nats) -> Done {
+    let server = nats.start()?;
+    open(&server, "").await?;
+    let told = api(&server, "STREAM.INFO.KV_coord", "").await?;
+    let info: serde_json::Value = serde_json::from_str(&told)?;
+    let made = info["created"].as_str().and_then(|text| humantime::parse_rfc3339(text).ok());
+    let made = made.ok_or("no time")?.duration_since(std::time::UNIX_EPOCH)?.as_micros();
+    let first = u128::from(info["state"]["first_seq"].as_u64().ok_or("no first sequence")?);
+    ensure(first >= made && first < made + 60_000_000, (first, made))?;
+    api(&server, "STREAM.DELETE.KV_coord", "").await?;
+
+    let day = 86_400_000_000;
+    let newer = |first: u128| {
+        format!(
+            r#""metadata":{{"coord.id":"a"}},"allow_msg_ttl":true,"first_seq":{first},
+            "subject_delete_marker_ttl":1000000000"#
+        )
+    };
+    make_bucket(&server, &newer(made - 3 * day)).await?;
+    let grant = acquire(&open(&server, "").await?, "jobs", 60).await?;
+    ensure(u128::from(grant.term.store_part()) >= made, (grant.term, made))?;
+    api(&server, "STREAM.DELETE.KV_coord", "").await?;
+
+    make_bucket(&server, &newer(made + 3 * day)).await?;
+    refused(&server, "", ErrorKind::Misconfigured, "by the server's clock").await.map(drop)
+}
+
+/// What `nats kv del` and `nats kv purge` remove is gone, and no farewell.
+async fn deleted_by_hand(nats: Nats) -> Done {
+    let server = nats.start()?;
+    let backend = open(&server, "").await?;
+    let mut watch = backend.discovery().watch();
+    watch.next().await.ok_or("no snapshot")??;
+    let client = ConnectOptions::new().connect(server.addresses().to_vec()).await?;
+    for operation in ["DEL", "PURGE"] {
+        let info = node()?;
+        let registered =
+            backend.discovery().register(&info, Ttl::from_secs(60)?, Replace::No).await?;
+        ensure(matches!(registered, Register::Registered(_)), registered)?;
+        let joined = watch.next().await.ok_or("no event")??;
+        ensure(matches!(joined, NodeEvent::Joined(_)), joined)?;
+        let mut headers = HeaderMap::new();
+        headers.insert("KV-Operation", operation);
+        if operation == "PURGE" {
+            headers.insert("Nats-Rollup", "sub");
+        }
+        let request = async_nats::Request::new().headers(headers).payload("".into());
+        client.send_request("$KV.coord.orders.node.node-1", request).await?;
+        let gone = watch.next().await.ok_or("no event")??;
+        let (node, incarnation) = (info.id, info.incarnation);
+        ensure(gone == NodeEvent::Expired { node, incarnation, judged: false }, gone)?;
+    }
+    Ok(())
+}
+
+/// A record whose end is hours away, as one that was written while the server's clock was fast, written
+/// by hand: it ends a TTL after it should have.
+async fn far_end(nats: Nats) -> Done {
+    let server = nats.start()?;
+    let backend = open(&server, "").await?;
+    let grant = acquire(&backend, "jobs", 2).await?;
+    lengthen(&server, "lease.jobs").await?;
+    let mut watch = backend.lease().watch(&grant.lease);
+    let first = watch.next().await.ok_or("no snapshot")??;
+    ensure(matches!(first, LeaseEvent::Snapshot(Some(_))), &first)?;
+    // A TTL and the patience of the watch, and a TTL from then on.
+    let limit = Duration::from_secs(20);
+    let next = tokio::time::timeout(limit, watch.next()).await?.ok_or("no event")??;
+    ensure(matches!(next, LeaseEvent::Vacant), &next)?;
+    acquire(&backend, "jobs", 2).await.map(drop)
+}
+
+/// Writes a record once more, with an end that is eight hours away.
+async fn lengthen(server: &Server, name: &str) -> Done {
+    let subject = format!("$KV.coord.orders.{name}");
+    let asked = format!(r#"{{"last_by_subj":"{subject}"}}"#);
+    let told = api(server, "STREAM.MSG.GET.KV_coord", &asked).await?;
+    let told: serde_json::Value = serde_json::from_str(&told)?;
+    let data = told["message"]["data"].as_str().ok_or("no record")?;
+    let record = base64::engine::general_purpose::STANDARD.decode(data)?;
+    let client = ConnectOptions::new().connect(server.addresses().to_vec()).await?;
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-TTL", "28800s");
+    let request = async_nats::Request::new().headers(headers).payload(record.into());
+    client.send_request(subject, request).await?;
+    Ok(())
+}
+
+/// The same where nobody watches: who asks is told no more than a TTL, and lets it count from then on.
+async fn unwatched_far_end(nats: Nats) -> Done {
+    let server = nats.start()?;
+    let backend = open(&server, "").await?;
+    let grant = acquire(&backend, "looked-at", 5).await?;
+    acquire(&backend, "wanted", 5).await?;
+    // From its second write on a record holds its term, which else is the sequence of the first.
+    ensure(matches!(backend.lease().renew(&grant).await?, Renew::Renewed(_)), "it was lost")?;
+    let (info, ttl) = (node()?, Ttl::from_secs(5)?);
+    let registered = backend.discovery().register(&info, ttl, Replace::No).await?;
+    ensure(matches!(registered, Register::Registered(_)), registered)?;
+    for name in ["lease.looked-at", "lease.wanted", "node.node-1"] {
+        lengthen(&server, name).await?;
+    }
+    let record = backend.lease().get(&grant.lease).await?.ok_or("it is held")?;
+    ensure(record.may_expire_in.is_some_and(|left| left <= ttl.get()), &record)?;
+    ensure(record.fence() == grant.fence(), &record)?;
+    // What the look wrote is a renewal to its holder.
+    ensure(matches!(backend.lease().renew(&grant).await?, Renew::Renewed(_)), "it was lost")?;
+    lengthen(&server, "lease.looked-at").await?;
+    backend.lease().list(Page::first()).await?;
+    let nodes = backend.discovery().nodes().await?;
+    ensure(nodes[0].may_expire_in.is_some_and(|left| left <= ttl.get()), &nodes)?;
+    let next = node()?;
+    let limit = Duration::from_secs(60);
+    tokio::time::timeout(limit, async {
+        while backend.lease().get(&grant.lease).await?.is_some() {
+            sleep(PAUSE).await;
+        }
+        while acquire(&backend, "wanted", 5).await.is_err() {
+            sleep(PAUSE).await;
+        }
+        loop {
+            let outcome = backend.discovery().register(&next, ttl, Replace::No).await?;
+            if let Register::Registered(_) = outcome {
+                return Done::Ok(());
+            }
+            sleep(PAUSE).await;
+        }
+    })
+    .await?
+}
+
+/// `get` and `list` tell how long ago a lease was renewed, and how long it has still to live.
+async fn shows_renewal(nats: Nats) -> Done {
+    let server = nats.start()?;
+    let backend = open(&server, "").await?;
+    let begun = Instant::now();
+    let grant = acquire(&backend, "jobs", 60).await?;
+    let told = async |begun: Instant| {
+        let listed = backend.lease().list(Page::first()).await?.items.remove(0);
+        let got = backend.lease().get(&grant.lease).await?.ok_or("it is held")?;
+        let most = begun.elapsed() + CLOCK_SLACK;
+        for record in [&listed, &got] {
+            let (ago, left) = record.renewed_ago.zip(record.may_expire_in).ok_or("it tells")?;
+            ensure(ago <= most && left <= grant.ttl.get(), record)?;
+            ensure(left + most >= grant.ttl.get(), record)?;
+        }
+        Ok::<_, Failed>(got.renewed_ago.unwrap_or_default())
+    };
+    while told(begun).await? < Duration::from_secs(2) {
+        ensure(begun.elapsed() < Duration::from_secs(30), "no time goes by")?;
+        sleep(PAUSE).await;
+    }
+    let renewed = Instant::now();
+    ensure(matches!(backend.lease().renew(&grant).await?, Renew::Renewed(_)), "it was lost")?;
+    told(renewed).await.map(drop)
+}
+
+fn node() -> Result<NodeInfo, Failed> {
+    Ok(NodeInfo::new(NodeId::new("node-1")?, Address::new("127.0.0.1:1")?))
 }
 
 /// A bucket that somebody else made, with these fields besides.
@@ -560,7 +773,7 @@ async fn nothing_left(nats: Nats) -> Done {
     acquire(&backend, "forgotten", 1).await?;
     // As a process leaves it that ends too soon.
     let client = ConnectOptions::new().connect(server.addresses().to_vec()).await?;
-    let mut headers = async_nats::HeaderMap::new();
+    let mut headers = HeaderMap::new();
     headers.insert("KV-Operation", "PURGE");
     let request = async_nats::Request::new().headers(headers).payload("".into());
     client.send_request("$KV.coord.orders.lease.left", request).await?;

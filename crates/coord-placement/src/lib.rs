@@ -28,6 +28,11 @@
 //! # Ok::<(), coord_placement::PlanError>(())
 //! ```
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod assignment;
 mod balanced;
 mod candidate;

@@ -124,3 +124,28 @@ fn larger_plans_have_the_fewest_moves() {
         check(less.next(), &all, &back);
     }
 }
+
+#[test]
+fn a_search_that_ends_for_want_of_work_proves_nothing() {
+    let mut random = Random(9);
+    let (mut proved, mut ended) = (0, 0);
+    for _ in 0..100 {
+        let (shards, nodes) = (1 + random.below(24), 3 + random.below(6));
+        let weights = [(); 9].map(|()| 65_536 * (1 + random.below(3)) as u64);
+        let all: Vec<Candidate> = (0..nodes).map(|n| node(n, n % 3, weights[n])).collect();
+        let empty = nothing(u32::try_from(shards).expect("fits"), 3);
+        let current = scrambled(&mut random, &empty, nodes);
+        let settings = PlanSettings::default().with_work_limit(1);
+        let plan = Balanced::new().plan(&current, &all, &settings).expect("a plan");
+        let open: Vec<&Candidate> = all.iter().collect();
+        let bounds = shares(&open, shards, 3);
+        let best = common::flow::fewest_moves(&current, &open, &bounds).expect("feasible");
+        if plan.is_optimal() {
+            assert_eq!(plan.moves().len(), best, "not the fewest moves");
+            proved += 1;
+        } else {
+            ended += 1;
+        }
+    }
+    assert!(proved > 0 && ended > 0, "{proved} proved, {ended} ended early");
+}

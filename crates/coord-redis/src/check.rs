@@ -1,13 +1,13 @@
 //! What the server is and is set to, in words an operator can act on.
 
+use coord_core::kit::Op;
 use coord_core::{
     Effect, Error, ErrorKind, Health, HealthPoint, HealthStatus, Incarnation, Result,
 };
 use tokio::time::Instant;
 
 use crate::Handle;
-use crate::client::{Shape, Version};
-use crate::error::Op;
+use crate::client::{Shape, Version, command};
 use crate::keys::Kind;
 use crate::scripts::CHECK;
 
@@ -56,9 +56,9 @@ impl Handle {
 
     pub(crate) async fn check(&self, health: &mut Health) -> Result<()> {
         use HealthStatus::{Bad, Good, Warning};
-        let op = Op::new("check", &self.info.target);
-        let (version, shape) = match self.ping(op).await {
-            Ok(server) => server,
+        let op = Op::read("check", &self.info.target);
+        let (stored, version, shape) = match self.ping(op).await {
+            Ok((stored, (version, shape))) => (stored, version, shape),
             Err(error) if error.kind() == ErrorKind::Closed => return Err(error),
             Err(error) => {
                 health.add("reachable", Bad, said(&error));
@@ -71,6 +71,7 @@ impl Handle {
             Shape::Cluster => "the master of the cluster's hash slot answers",
         };
         health.add("reachable", Good, how);
+        health.points.extend(judge_identity(stored.as_deref(), self.client.identity()));
         let (major, minor) = VERSION_MIN;
         match version {
             Some(found) if is_old(&found.version) => {
@@ -95,16 +96,16 @@ impl Handle {
         Ok(())
     }
 
-    async fn ping(&self, op: Op<'_>) -> Result<(Option<Version>, Shape)> {
-        let mut command = redis::cmd("GET");
-        command.arg(self.client.keys().of(Kind::Identity));
-        match self.client.send(op, Effect::None, command).await {
+    /// The identity that is stored, if that may be read, and what the server says of itself.
+    async fn ping(&self, op: Op<'_>) -> Result<(Option<String>, (Option<Version>, Shape))> {
+        let get = command("GET", [self.client.keys().of(Kind::Identity)]);
+        let stored = match self.client.send(op, Effect::None, get).await {
+            Ok(reply) => Some(reply.text(0).to_owned()),
             // That it is refused is told with the permissions.
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::Denied => {}
+            Err(error) if error.kind() == ErrorKind::Denied => None,
             Err(error) => return Err(error),
-        }
-        self.client.server(op).await
+        };
+        Ok((stored, self.client.server(op).await?))
     }
 
     async fn settings(&self, op: Op<'_>) -> Result<Settings> {
@@ -117,9 +118,7 @@ impl Handle {
             settings.maxmemory_policy = self.setting(op, "maxmemory-policy").await?;
             settings.min_replicas_to_write = self.setting(op, "min-replicas-to-write").await?;
         }
-        let mut command = redis::cmd("INFO");
-        command.arg("replication");
-        if let Some(reply) = self.client.ask(op, command).await? {
+        if let Some(reply) = self.client.ask(op, command("INFO", ["replication"])).await? {
             let count = |line: &str| line.trim().strip_prefix("connected_slaves:")?.parse().ok();
             settings.replicas = reply.text(0).lines().find_map(count);
         }
@@ -127,9 +126,7 @@ impl Handle {
     }
 
     async fn setting(&self, op: Op<'_>, name: &str) -> Result<Option<String>> {
-        let mut command = redis::cmd("CONFIG");
-        command.arg("GET").arg(name);
-        let reply = self.client.ask(op, command).await?;
+        let reply = self.client.ask(op, command("CONFIG", ["GET", name])).await?;
         Ok(reply.filter(|reply| reply.items().len() == 2).map(|reply| reply.text(1).to_owned()))
     }
 
@@ -185,9 +182,7 @@ impl Handle {
             ("XRANGE", &[stream, "-", "+", "COUNT", "1"]),
         ];
         for (name, arguments) in direct {
-            let mut command = redis::cmd(name);
-            command.arg(arguments);
-            match self.client.send_any(op, Effect::None, command).await {
+            match self.client.send_any(op, Effect::None, command(name, arguments)).await {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Denied => {
                     refused.push(format!("{name} ({})", error.message_text()));
@@ -197,6 +192,27 @@ impl Handle {
         }
         Ok(refused)
     }
+}
+
+/// What it means if the store says of itself that it is another one than when the backend was opened.
+fn judge_identity(stored: Option<&str>, opened: &str) -> Option<HealthPoint> {
+    let mut health = Health::default();
+    match stored {
+        Some("") => {
+            let why = "the server was emptied: leases, nodes and maps are gone. It is given its identity \
+                       back by the first request";
+            health.add("identity", HealthStatus::Warning, why);
+        }
+        Some(stored) if stored != opened => {
+            let why = format!(
+                "the server was emptied and is another store now ({stored}) than when the backend was \
+                 opened ({opened}): restart the service"
+            );
+            health.add("identity", HealthStatus::Bad, why);
+        }
+        _ => {}
+    }
+    health.points.pop()
 }
 
 /// What the settings mean for what was acknowledged.
@@ -295,6 +311,19 @@ mod tests {
             assert_eq!(is_old(version), old, "{version}");
         }
         assert!(!is_old("unknown"));
+    }
+
+    #[test]
+    fn a_store_that_is_another_one_is_said_to_be() {
+        for (stored, status) in [
+            (None, None),
+            (Some("a"), None),
+            (Some(""), Some(HealthStatus::Warning)),
+            (Some("b"), Some(HealthStatus::Bad)),
+        ] {
+            let found = judge_identity(stored, "a").map(|point| point.status);
+            assert_eq!(found, status, "{stored:?}");
+        }
     }
 
     fn settings(pairs: [&str; 5], replicas: Option<u16>) -> Settings {

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::{Effect, Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
@@ -26,7 +27,7 @@ pub(crate) use self::link::{Shape, Version};
 use self::watch::Hub;
 pub(crate) use self::watch::{Hint, Subject, Topic, subscribe};
 use crate::config::Config;
-use crate::error::{Op, Way, is_unknown_script, problem, way};
+use crate::error::{Way, is_unknown_script, problem, strange, way};
 use crate::keys::{Keys, Kind};
 use crate::scripts::Script;
 
@@ -72,7 +73,7 @@ impl Reply {
             Value::SimpleString(text) => Ok(text.into()),
             Value::Okay => Ok("OK".into()),
             Value::Int(number) => Ok(number.to_string().into()),
-            other => Err(op.strange(&format!("{other:?}"))),
+            other => Err(strange(op, &format!("{other:?}"))),
         };
         values.into_iter().map(item).collect::<Result<_>>().map(Self)
     }
@@ -108,7 +109,7 @@ impl Reply {
 impl Client {
     /// Looks for the server that keeps the cluster's keys, and connects.
     pub(crate) async fn connect(config: &Config, keys: &Keys) -> Result<Self> {
-        let op = Op::new("connect", &config.target);
+        let op = Op::read("connect", &config.target);
         let link = Link::new(config, keys.slot())?;
         let client = Self(Arc::new(Shared {
             keys: keys.clone(),
@@ -143,6 +144,25 @@ impl Client {
     /// to a server that has lost it.
     pub(crate) fn stay_with(&self, identity: String) {
         self.0.main.stay_with(self.0.keys.of(Kind::Identity), identity);
+    }
+
+    /// The identity of the store that the backend was opened for; empty while it is being opened.
+    pub(crate) fn identity(&self) -> &str {
+        self.0.main.identity()
+    }
+
+    fn script<'a>(
+        &'a self,
+        script: &'a Script,
+        and: &[String],
+        arguments: &[&'a [u8]],
+    ) -> Call<'a> {
+        let Shared { keys, .. } = &*self.0;
+        let own = script.keys.iter().map(|kind: &Kind| keys.of(*kind)).chain(and.iter().cloned());
+        let keys = own.chain([keys.of(Kind::Identity)]).collect();
+        let identity = self.identity().as_bytes();
+        let arguments = arguments.iter().copied().chain([identity]).collect();
+        Call::Script { script, keys, arguments }
     }
 
     fn hub(&self) -> &Hub {
@@ -193,7 +213,7 @@ impl Client {
         arguments: &[&[u8]],
     ) -> Result<Reply> {
         let effect = if script.writes { Effect::Unknown } else { Effect::None };
-        let call = Call::script(&self.0.keys, script, and, arguments);
+        let call = self.script(script, and, arguments);
         let value = self.call(op, effect, &call).await?;
         Reply::of(op, value)
     }
@@ -210,7 +230,7 @@ impl Client {
         if replicas == 0 {
             return Ok((self.run(op, script, arguments).await?, None));
         }
-        let call = Call::script(&self.0.keys, script, &[], arguments);
+        let call = self.script(script, &[], arguments);
         // Half of the limit, so that too few replicas are told as that and not as no answer.
         let within = self.0.request_timeout / 2;
         let link = &self.0.confirmed;
@@ -308,15 +328,10 @@ impl Client {
 /// What is sent.
 enum Call<'a> {
     Plain(Cmd),
-    Script { script: &'a Script, keys: Vec<String>, arguments: &'a [&'a [u8]] },
+    Script { script: &'a Script, keys: Vec<String>, arguments: Vec<&'a [u8]> },
 }
 
-impl<'a> Call<'a> {
-    fn script(keys: &Keys, script: &'a Script, and: &[String], arguments: &'a [&'a [u8]]) -> Self {
-        let own = script.keys.iter().map(|kind: &Kind| keys.of(*kind));
-        Self::Script { script, keys: own.chain(and.iter().cloned()).collect(), arguments }
-    }
-
+impl Call<'_> {
     fn command(&self) -> Cmd {
         match self {
             Self::Plain(command) => command.clone(),
@@ -335,6 +350,20 @@ impl<'a> Call<'a> {
             }
         }
     }
+}
+
+/// A command with its arguments, as bytes.
+pub(crate) fn command<A: AsRef<[u8]>>(name: &str, arguments: impl IntoIterator<Item = A>) -> Cmd {
+    let mut command = redis::cmd(name);
+    for argument in arguments {
+        command.arg(argument.as_ref());
+    }
+    command
+}
+
+/// By what a server knows a script that it has seen.
+pub(crate) fn hash_of(code: &str) -> String {
+    redis::Script::new(code).get_hash().to_owned()
 }
 
 fn evaluation(name: &str, script: &str, keys: &[String], arguments: &[&[u8]]) -> Cmd {
@@ -388,7 +417,7 @@ async fn confirm(
     let answer = live.connection.send_packed_command(&command).await.and_then(checked);
     let have = match answer {
         Ok(Value::Int(have)) => have,
-        Ok(other) => return Err(op.strange(&format!("{other:?}")).effect_unknown()),
+        Ok(other) => return Err(strange(op, &format!("{other:?}")).effect_unknown()),
         Err(error) => {
             if way(&error) != Way::Good {
                 link.forget(live.id);
@@ -410,7 +439,7 @@ fn checked(value: Value) -> RedisResult<Value> {
 
 fn no_answer(op: Op<'_>, limit: Duration, effect: Effect) -> Error {
     let why = format!("no answer within {limit:?}");
-    let error = Error::new(ErrorKind::Unavailable, op.name).message(why).resource(op.resource);
+    let error = op.error(ErrorKind::Unavailable).message(why);
     if effect == Effect::Unknown { error.effect_unknown() } else { error }
 }
 

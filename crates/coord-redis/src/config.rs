@@ -1,11 +1,9 @@
 //! What the URL says, checked before any I/O.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use coord_core::{
-    BackendUrl, ClusterName, Era, Error, ErrorKind, Result, Secret, UrlHost, UrlOptions,
-};
+use coord_core::kit::config::{self, Tls};
+use coord_core::{BackendUrl, ClusterName, Era, Result, Secret, UrlHost, UrlOptions};
 
 use crate::{SCHEME, SCHEME_TLS};
 
@@ -70,27 +68,22 @@ pub(crate) struct Sentinel {
     pub(crate) login: Login,
 }
 
-/// How connections are encrypted.
-#[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "read where the feature is on"))]
-pub(crate) struct Tls {
-    /// PEM files: the roots that are trusted instead of the machine's own.
-    pub(crate) ca: Option<PathBuf>,
-    /// The client's certificate and its key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-}
-
 impl Config {
     pub(crate) fn from_url(url: &BackendUrl) -> Result<Self> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
+        let invalid = |why: String| Err(config::invalid(url, why));
         let Some(scheme) = [SCHEME, SCHEME_TLS].into_iter().find(|known| *known == url.scheme())
         else {
             let why = format!("scheme {:?} is neither {SCHEME} nor {SCHEME_TLS}", url.scheme());
             return invalid(why);
         };
         let options = url.options(OPTIONS)?;
-        if url.hosts().is_empty() {
-            return invalid(format!("no host; write {SCHEME}://host[:{PORT}][,host…]/cluster"));
+        let hosts = config::hosts(url, SCHEME, PORT)?;
+        let cluster = url.cluster().as_str();
+        if cluster.bytes().all(|byte| byte.is_ascii_digit()) {
+            return invalid(format!(
+                "the path {cluster:?} names the cluster and not a database; write \
+                 {SCHEME}://host/cluster?db={cluster}"
+            ));
         }
         if url.user().is_some() && url.password().is_none() {
             return invalid("a user needs a password: user:password@, or :password@ alone".into());
@@ -101,10 +94,10 @@ impl Config {
             scheme,
             cluster: url.cluster().clone(),
             target: url.to_string(),
-            hosts: url.hosts().iter().map(|host| Host::of(host, port)).collect(),
+            hosts: hosts.iter().map(|host| Host::of(host, port)).collect(),
             login: Login { user: url.user().cloned(), password: url.password().cloned() },
             sentinel,
-            tls: Tls::from_options(url, scheme, options)?,
+            tls: tls(url, options, scheme)?,
             db: options.parse("db", "the number of a database")?.unwrap_or(0),
             min_replicas: min_replicas(url, options)?,
             era: options.era()?,
@@ -114,12 +107,21 @@ impl Config {
     }
 }
 
+fn tls(url: &BackendUrl, options: UrlOptions<'_>, scheme: &str) -> Result<Option<Tls>> {
+    let is_usual = scheme == SCHEME_TLS;
+    if is_usual && options.get("tls") == Some("off") {
+        let why = format!("{SCHEME_TLS} encrypts and tls=off does not; take one");
+        return Err(config::invalid(url, why));
+    }
+    Tls::of(url, options, is_usual, (!cfg!(feature = "tls")).then_some("coord-redis"))
+}
+
 fn min_replicas(url: &BackendUrl, options: UrlOptions<'_>) -> Result<u16> {
     let wanted = "a number of 0 to 100";
     let number = options.parse("min_replicas", wanted)?.unwrap_or(0);
     if number > MIN_REPLICAS_MAX {
         let why = format!("option min_replicas is \"{number}\"; it is {wanted}");
-        return Err(Error::invalid("connect", why).resource(url));
+        return Err(config::invalid(url, why));
     }
     Ok(number)
 }
@@ -133,7 +135,7 @@ impl Host {
 
 impl Sentinel {
     fn from_options(url: &BackendUrl, options: UrlOptions<'_>) -> Result<Option<Self>> {
-        let invalid = |why: &'static str| Err(Error::invalid("connect", why).resource(url));
+        let invalid = |why: &'static str| Err(config::invalid(url, why));
         let login = Login {
             user: options.secret("sentinel_user"),
             password: options.secret("sentinel_password"),
@@ -152,47 +154,10 @@ impl Sentinel {
     }
 }
 
-impl Tls {
-    fn from_options(
-        url: &BackendUrl,
-        scheme: &str,
-        options: UrlOptions<'_>,
-    ) -> Result<Option<Self>> {
-        let invalid = |why: String| Err(Error::invalid("connect", why).resource(url));
-        let is_on = match (options.get("tls"), scheme == SCHEME_TLS) {
-            (None, by_scheme) => by_scheme,
-            (Some("on"), _) => true,
-            (Some("off"), false) => false,
-            (Some("off"), true) => {
-                return invalid(format!("{SCHEME_TLS} encrypts and tls=off does not; take one"));
-            }
-            (Some(other), _) => {
-                return invalid(format!("option tls is {other:?}; it is on or off"));
-            }
-        };
-        if !is_on {
-            return match ["ca", "cert", "key"].into_iter().find(|name| options.get(name).is_some())
-            {
-                Some(name) => invalid(format!("option {name} is given without tls=on")),
-                None => Ok(None),
-            };
-        }
-        if !cfg!(feature = "tls") {
-            let why = "an encrypted connection needs the cargo feature \"tls\" of coord-redis";
-            return Err(Error::new(ErrorKind::Unsupported, "connect").message(why).resource(url));
-        }
-        let path = |name| options.get(name).map(PathBuf::from);
-        let identity = match (path("cert"), path("key")) {
-            (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert, key)),
-            _ => return invalid("the options cert and key belong together".into()),
-        };
-        Ok(Some(Self { ca: path("ca"), identity }))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use coord_core::ErrorKind;
+
     use super::*;
 
     fn config(url: &str) -> Result<Config> {
@@ -231,6 +196,7 @@ mod tests {
         for (url, kind, part) in [
             ("redis:///orders", ErrorKind::Invalid, "no host"),
             ("nats://a/orders", ErrorKind::Invalid, "scheme \"nats\""),
+            ("redis://a/0", ErrorKind::Invalid, "cluster?db=0"),
             ("redis://me@a/orders", ErrorKind::Invalid, "a user needs a password"),
             ("redis://a/orders?tls=yes", ErrorKind::Invalid, "on or off"),
             ("rediss://a/orders?tls=off", ErrorKind::Invalid, "take one"),

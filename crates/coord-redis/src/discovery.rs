@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::wire::{NodeRecordV1, Record};
 use coord_core::{
     Discovery, Error, Evict, Heartbeat, Incarnation, NodeEvent, NodeId, NodeInfo, NodeRecord,
@@ -15,7 +16,7 @@ use coord_core::{
 use futures::stream::BoxStream;
 
 use crate::client::{Hint, Reply, Subject, Topic, subscribe};
-use crate::error::Op;
+use crate::error::strange;
 use crate::keys::{mark_of, revision};
 use crate::lease::{micros, remaining};
 use crate::scripts::{HEARTBEAT, LEAVE, NODE, NODES, REGISTER};
@@ -24,7 +25,7 @@ use crate::{Handle, VALUE_BYTES_MAX};
 #[async_trait]
 impl Discovery for Handle {
     async fn register(&self, node: &NodeInfo, ttl: Ttl, replace: Replace) -> Result<Register> {
-        let op = Op::new("register", node.id.as_str());
+        let op = Op::write("register", node.id.as_str());
         let ttl = self.info.guarantees.granted_ttl(ttl);
         let (record, incarnation) = (encode(op, node, ttl)?, node.incarnation.to_string());
         let lasts = micros(ttl);
@@ -40,12 +41,12 @@ impl Discovery for Handle {
         match reply.outcome() {
             "registered" => Ok(Register::Registered(registration(op, node, ttl, &reply)?)),
             "duplicate" => Ok(Register::Duplicate(node_record(op, &node.id, &reply, 1)?)),
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
     async fn heartbeat(&self, held: &Registration, node: &NodeInfo) -> Result<Heartbeat> {
-        let op = Op::new("heartbeat", held.node.as_str());
+        let op = Op::write("heartbeat", held.node.as_str());
         if node.id != held.node || node.incarnation != held.incarnation {
             let (id, incarnation) = (&node.id, node.incarnation);
             let why = format!(
@@ -62,12 +63,12 @@ impl Discovery for Handle {
             "renewed" => Ok(Heartbeat::Renewed(registration(op, node, held.ttl, &reply)?)),
             "gone" => Ok(Heartbeat::Gone),
             "superseded" => Ok(Heartbeat::Superseded(node_record(op, &held.node, &reply, 1)?)),
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
     async fn deregister(&self, held: &Registration) -> Result<()> {
-        let op = Op::new("deregister", held.node.as_str());
+        let op = Op::write("deregister", held.node.as_str());
         self.leave(op, &held.node, held.incarnation, "").await.map(drop)
     }
 
@@ -77,7 +78,7 @@ impl Discovery for Handle {
         incarnation: Incarnation,
         seen: &Revision,
     ) -> Result<Evict> {
-        let op = Op::new("evict", node.as_str());
+        let op = Op::write("evict", node.as_str());
         // One that this backend did not make is nobody's.
         let seen = seen.as_u64().unwrap_or(0).to_string();
         let reply = self.leave(op, node, incarnation, &seen).await?;
@@ -85,12 +86,12 @@ impl Discovery for Handle {
             "removed" => Ok(Evict::Evicted),
             "gone" => Ok(Evict::Gone),
             "alive" => Ok(Evict::Alive(node_record(op, node, &reply, 1)?)),
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>> {
-        let op = Op::new("nodes", self.info.cluster.as_str());
+        let op = Op::read("nodes", self.info.cluster.as_str());
         self.read_nodes(op).await
     }
 
@@ -137,7 +138,7 @@ fn encode(op: Op<'_>, node: &NodeInfo, ttl: Ttl) -> Result<Bytes> {
 }
 
 fn registration(op: Op<'_>, node: &NodeInfo, ttl: Ttl, reply: &Reply) -> Result<Registration> {
-    let mark = reply.text(1).parse().map_err(|_| op.strange("no mark"))?;
+    let mark = reply.text(1).parse().map_err(|_| strange(op, "no mark"))?;
     Ok(Registration::new(node.id.clone(), node.incarnation, ttl, revision(mark)))
 }
 
@@ -145,7 +146,7 @@ fn node_record(op: Op<'_>, id: &NodeId, reply: &Reply, place: usize) -> Result<N
     let bytes = reply.get(place);
     let record = NodeRecordV1::decode(bytes).map_err(|error| op.corrupt(error))?;
     if record.node.id != *id {
-        return Err(op.misplaced(id.as_str()));
+        return Err(op.misplaced("field", id.as_str()));
     }
     let remaining = remaining(reply, place + 1, record.ttl_ms);
     let mark = mark_of(op, bytes)?;
@@ -161,7 +162,7 @@ struct NodesTopic {
 impl NodesTopic {
     /// What stands there now: of the nodes that the hints name, or of all.
     async fn read(&self, hints: &[Hint]) -> Result<BTreeMap<NodeId, Option<NodeRecord>>> {
-        let op = Op::new("watch", self.handle.info.cluster.as_str());
+        let op = Op::read("watch", self.handle.info.cluster.as_str());
         if hints.is_empty() {
             let records = self.handle.read_nodes(op).await?;
             let gone = self.known.keys().map(|id| (id.clone(), None));
@@ -214,8 +215,12 @@ impl NodesTopic {
         if let Some((incarnation, _)) = before.filter(|_| !is_same) {
             if ended("left", incarnation) {
                 events.push_back(NodeEvent::Left { node: id.clone(), incarnation });
-            } else if record.is_none() || ended("expired", incarnation) {
-                events.push_back(NodeEvent::Expired { node: id.clone(), incarnation });
+            } else {
+                let judged = ended("expired", incarnation);
+                if judged || record.is_none() {
+                    let node = id.clone();
+                    events.push_back(NodeEvent::Expired { node, incarnation, judged });
+                }
             }
         }
         match record {
@@ -236,7 +241,7 @@ impl Topic for NodesTopic {
     }
 
     async fn snapshot(&mut self) -> Result<NodeEvent> {
-        let op = Op::new("watch", self.handle.info.cluster.as_str());
+        let op = Op::read("watch", self.handle.info.cluster.as_str());
         let records = self.handle.read_nodes(op).await?;
         let known = |record: &NodeRecord| {
             (record.info.id.clone(), (record.info.incarnation, record.revision.clone()))

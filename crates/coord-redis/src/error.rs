@@ -6,54 +6,15 @@
 use std::error::Error as StdError;
 
 use coord_core::ErrorKind::{
-    Closed, Corrupt, Denied, Internal, Invalid, Misconfigured, Unavailable, Unsupported,
+    Corrupt, Denied, Internal, Invalid, Misconfigured, Unavailable, Unsupported,
 };
+use coord_core::kit::Op;
 use coord_core::{Effect, Error, ErrorKind};
 use redis::RedisError;
 
-/// What a request was for: stands in every error.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Op<'a> {
-    /// The operation, one fixed word.
-    pub(crate) name: &'static str,
-    /// The lease, node, table or target it is about.
-    pub(crate) resource: &'a str,
-}
-
-impl<'a> Op<'a> {
-    pub(crate) fn new(name: &'static str, resource: &'a str) -> Self {
-        Self { name, resource }
-    }
-
-    pub(crate) fn error(self, kind: ErrorKind) -> Error {
-        Error::new(kind, self.name).resource(self.resource)
-    }
-
-    pub(crate) fn closed(self) -> Error {
-        self.error(Closed).message("the handle was closed; open the backend again")
-    }
-
-    /// For a method that gave up after it lost the same race again and again.
-    pub(crate) fn contended(self) -> Error {
-        self.error(Unavailable).message("others kept changing the record meanwhile")
-    }
-
-    /// For a record that was copied to where another belongs.
-    pub(crate) fn misplaced(self, field: &str) -> Error {
-        let why = format!("the record there is another's field={field}");
-        self.error(Corrupt).message(why)
-    }
-
-    /// Names the operation and the resource in an error that was made by a decoder.
-    pub(crate) fn corrupt(self, error: Error) -> Error {
-        let why = error.message_text().to_owned();
-        Error::corrupt(self.name, why).resource(self.resource).with_source(error)
-    }
-
-    /// For an answer that no server gives to what was asked.
-    pub(crate) fn strange(self, what: &str) -> Error {
-        self.error(Internal).message(format!("the server's answer makes no sense: {what}"))
-    }
+/// For an answer that no server gives to what was asked.
+pub(crate) fn strange(op: Op<'_>, what: &str) -> Error {
+    op.error(Internal).message(format!("the server's answer makes no sense: {what}"))
 }
 
 /// What an answer says of the connection that it came on.
@@ -166,6 +127,17 @@ const ANSWERS: &[(&str, Class)] = &[
         "without any password configured",
         class(Misconfigured, Way::Lost, "the URL has a password, and the server none").refused(),
     ),
+    (
+        "IDENTITY",
+        class(
+            Misconfigured,
+            Way::Good,
+            "the server was emptied and is another store now than when the backend was opened; open it \
+             again",
+        )
+        .quoting()
+        .refused(),
+    ),
     ("CORRUPT", class(Corrupt, Way::Good, "the cluster's data is damaged").quoting().refused()),
     (
         "WRONGTYPE",
@@ -244,7 +216,7 @@ mod tests {
     use super::*;
 
     fn map(effect: Effect, error: RedisError) -> Error {
-        problem(Op::new("renew", "scheduler"), effect, error)
+        problem(Op::write("renew", "scheduler"), effect, error)
     }
 
     /// As the parser makes it of what a server answers.
@@ -293,6 +265,7 @@ mod tests {
                 Effect::None,
                 Way::Good,
             ),
+            ("IDENTITY it is b, not a", Misconfigured, Effect::None, Way::Good),
             ("CORRUPT the last term is not a number", Corrupt, Effect::None, Way::Good),
             ("WRONGTYPE Operation against a key", Corrupt, Effect::None, Way::Good),
             ("ERR unknown command 'EVALSHA'", Unsupported, Effect::None, Way::Good),

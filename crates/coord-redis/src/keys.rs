@@ -22,9 +22,8 @@
 
 use std::sync::Arc;
 
+use coord_core::kit::Op;
 use coord_core::{ClusterName, ErrorKind, Result, Revision, TableName};
-
-use crate::error::Op;
 
 /// One kind of key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_record_begins_with_its_mark() {
-        let op = Op::new("load", "orders");
+        let op = Op::read("load", "orders");
         assert_eq!(
             mark_of(op, br#"{"revision":1790000000000000,"format":1}"#).ok(),
             Some(1_790_000_000_000_000)

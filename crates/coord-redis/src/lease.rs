@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use coord_core::kit::Op;
 use coord_core::wire::{LeaseRecordV1, Record};
 use coord_core::{
     Acquire, AcquireRequest, Error, Grant, Lease, LeaseEvent, LeaseName, LeaseRecord, Listing,
@@ -16,14 +17,14 @@ use futures::stream::BoxStream;
 
 use crate::Handle;
 use crate::client::{Hint, Reply, Subject, Topic, subscribe};
-use crate::error::Op;
+use crate::error::strange;
 use crate::keys::revision;
 use crate::scripts::{ACQUIRE, LEASE, LIST, RELEASE, RENEW};
 
 #[async_trait]
 impl Lease for Handle {
     async fn try_acquire(&self, request: &AcquireRequest) -> Result<Acquire> {
-        let op = Op::new("try_acquire", request.lease.as_str());
+        let op = Op::write("try_acquire", request.lease.as_str());
         let ttl = self.info.guarantees.granted_ttl(request.ttl);
         let holder = &request.holder;
         let record =
@@ -51,12 +52,12 @@ impl Lease for Handle {
                 Err(self.give_back(op, &grant, error).await)
             }
             ("held", _) => Ok(Acquire::Held(self.observed(op, &request.lease, &reply, 1)?)),
-            (other, _) => Err(op.strange(other)),
+            (other, _) => Err(strange(op, other)),
         }
     }
 
     async fn renew(&self, grant: &Grant) -> Result<Renew> {
-        let op = Op::new("renew", grant.lease.as_str());
+        let op = Op::write("renew", grant.lease.as_str());
         let lasts = micros(grant.ttl);
         let (attempt, term) = (grant.holder.attempt.to_string(), part(grant.term));
         let arguments = [
@@ -70,29 +71,30 @@ impl Lease for Handle {
             "renewed" => Ok(Renew::Renewed(self.grant(op, &grant.lease, reply.get(1))?)),
             "lost" if reply.some(1).is_none() => Ok(Renew::Lost(None)),
             "lost" => Ok(Renew::Lost(Some(self.observed(op, &grant.lease, &reply, 1)?))),
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
     async fn release(&self, grant: &Grant) -> Result<Release> {
-        let op = Op::new("release", grant.lease.as_str());
+        let op = Op::write("release", grant.lease.as_str());
         let (attempt, term) = (grant.holder.attempt.to_string(), part(grant.term));
         let arguments = [grant.lease.as_str().as_bytes(), attempt.as_bytes(), term.as_bytes()];
         let reply = self.client.run(op, &RELEASE, &arguments).await?;
         match reply.outcome() {
             "released" => Ok(Release::Released),
             "gone" => Ok(Release::NotHeld),
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
     async fn get(&self, lease: &LeaseName) -> Result<Option<LeaseRecord>> {
-        self.read_lease(Op::new("get", lease.as_str()), lease).await
+        self.read_lease(Op::read("get", lease.as_str()), lease).await
     }
 
     async fn list(&self, page: Page) -> Result<Listing<LeaseRecord>> {
-        let op = Op::new("list", self.info.cluster.as_str());
-        let limit = usize::from(page.limit.clamp(1, Page::LIMIT_MAX));
+        let op = Op::read("list", self.info.cluster.as_str());
+        let page_limit = page.limit();
+        let limit = usize::from(page_limit);
         let after = page.after.as_ref().map_or("", LeaseName::as_str);
         let one_more = (limit + 1).to_string();
         let arguments = [after.as_bytes(), one_more.as_bytes()];
@@ -106,7 +108,7 @@ impl Lease for Handle {
         let has_more = items.len() > limit;
         items.truncate(limit);
         let last = items.last().filter(|_| has_more).map(|record| record.lease.clone());
-        let next = last.map(|last| Page::after(last).with_limit(page.limit));
+        let next = last.map(|last| Page::after(last).with_limit(page_limit));
         Ok(Listing::new(items, next))
     }
 
@@ -132,7 +134,7 @@ impl Handle {
         match self.release(grant).await {
             Ok(_) => {
                 let why = error.message_text().to_owned();
-                Error::new(error.kind(), op.name).resource(op.resource).message(why)
+                op.error(error.kind()).message(why)
             }
             Err(_) => error,
         }
@@ -163,7 +165,7 @@ impl Handle {
     pub(crate) fn grant(&self, op: Op<'_>, lease: &LeaseName, record: &[u8]) -> Result<Grant> {
         let record = LeaseRecordV1::decode(record).map_err(|error| op.corrupt(error))?;
         if record.lease != *lease {
-            return Err(op.misplaced(lease.as_str()));
+            return Err(op.misplaced("field", lease.as_str()));
         }
         let mark = revision(record.term.unwrap_or_default());
         let grant = record.into_grant(self.era, None, self.info.origin.clone(), mark);
@@ -185,7 +187,7 @@ struct LeaseTopic {
 
 impl LeaseTopic {
     async fn read(&self) -> Result<Option<LeaseRecord>> {
-        let op = Op::new("watch", self.lease.as_str());
+        let op = Op::read("watch", self.lease.as_str());
         self.handle.read_lease(op, &self.lease).await
     }
 }

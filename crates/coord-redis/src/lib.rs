@@ -20,6 +20,14 @@
 //! Reading order: [`RedisBackend`], then `keys.rs` in the source, then the three traits' files. What
 //! is promised, and what the server has to be set to, stands in docs/backends/redis.md.
 
+// docs.rs builds with nightly, and then shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod check;
 mod client;
 mod config;
@@ -34,6 +42,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use coord_core::kit::Op;
 use coord_core::wire::KnownMaps;
 use coord_core::{
     Backend, BackendInfo, BackendUrl, Consistency, Discovery, Effect, Era, ErrorKind, ExpiryClock,
@@ -41,9 +50,8 @@ use coord_core::{
 };
 
 use crate::check::{VERSION_MIN, is_old};
-use crate::client::Client;
+use crate::client::{Client, command};
 use crate::config::{Config, OPTIONS};
-use crate::error::Op;
 use crate::keys::{Keys, Kind};
 
 /// The scheme of its URLs.
@@ -105,7 +113,7 @@ impl RedisBackend {
     /// The connection is closed. The store may keep the record that says which store it is.
     pub async fn open(url: &BackendUrl) -> Result<Self> {
         let config = Config::from_url(url)?;
-        let op = Op::new("connect", &config.target);
+        let op = Op::read("connect", &config.target);
         let keys = Keys::new(&config.cluster);
         let client = Client::connect(&config, &keys).await?;
         require_version(op, &client).await?;
@@ -114,6 +122,7 @@ impl RedisBackend {
         let mut guarantees = Guarantees::linearizable();
         guarantees.consistency = Consistency::BestEffort;
         guarantees.expiry_clock = ExpiryClock::ServerWall;
+        guarantees.heartbeats_show = true;
         guarantees.terms_survive_loss = true;
         guarantees.publish_checks_lease = true;
         guarantees.value_bytes_max = Some(VALUE_BYTES_MAX as u64);
@@ -148,12 +157,10 @@ async fn require_version(op: Op<'_>, client: &Client) -> Result<()> {
 /// Which store this is: made by the first who opens it, and kept by replicas and backups.
 async fn identity(op: Op<'_>, client: &Client) -> Result<Incarnation> {
     let key = client.keys().of(Kind::Identity);
-    let mut make = redis::cmd("SET");
-    make.arg(&key).arg(Incarnation::random().to_string()).arg("NX");
+    let made = Incarnation::random().to_string();
+    let make = command("SET", [key.as_str(), made.as_str(), "NX"]);
     client.send(op, Effect::Unknown, make).await?;
-    let mut read = redis::cmd("GET");
-    read.arg(&key);
-    let stored = client.send(op, Effect::None, read).await?;
+    let stored = client.send(op, Effect::None, command("GET", [&key])).await?;
     stored.text(0).parse().map_err(|_| {
         let why = format!("the record that says which store it is holds something else key={key}");
         op.error(ErrorKind::Corrupt).message(why)

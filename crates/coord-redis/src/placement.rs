@@ -11,23 +11,24 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use coord_core::fencing::{TableState, check_map};
+use coord_core::kit::Op;
+use coord_core::kit::tables::{self, Head, Seen, TableReader, TableWriter};
 use coord_core::wire::{
-    AnswerV1, ChunkKey, EncodedMap, Manifest, OldChunks, Record, RequestV1, TableHeadV1,
-    WireLimits, digest,
+    AnswerV1, ChunkKey, KnownMaps, Manifest, Record, RequestV1, TableHeadV1, digest,
 };
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Effect, ErrorKind, Fence, Placement, PlacementEvent,
     Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName,
     TableUid, Version,
 };
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
-use crate::client::{Hint, Reply, Subject, Topic, subscribe};
-use crate::error::Op;
-use crate::keys::{Kind, mark_of};
+use crate::client::{Hint, Reply, Subject, Topic, command, subscribe};
+use crate::error::strange;
+use crate::keys::mark_of;
 use crate::lease::part;
-use crate::scripts::{ANSWER, ASK, REQUEST, REQUESTS, SEE, TIDY, WRITE};
+use crate::scripts::{ANSWER, ASK, REQUEST, REQUESTS, SEE, TABLES, TIDY, WRITE};
 use crate::{Handle, ROUNDS, VALUE_BYTES_MAX};
 
 /// How many chunks are read at once: a server does nothing else meanwhile.
@@ -37,47 +38,21 @@ const REMOVED_AT_ONCE: usize = 100;
 /// The most requests that may be within their time limit at once.
 const REQUESTS_MAX: usize = 10_000;
 
-/// A table and the lease of a fence, as they stood at one moment.
-struct Seen {
-    head: Option<Head>,
-    /// What must hold for the fence's lease when something is written; none if the fence's grant
-    /// does not hold it any more.
-    lease: Option<Condition>,
-}
-
-/// A head as it was read.
-#[derive(Clone)]
-struct Head {
-    record: TableHeadV1,
-    /// The mark of the write that it came by.
-    mark: u64,
-}
-
 /// What must hold for a lease.
-enum Condition {
+pub(crate) enum Condition {
     /// Of a lease in another store this one can't tell.
     Elsewhere,
     /// The lease is held by this attempt under this term.
     Held { lease: String, attempt: String, term: String },
 }
 
-/// What a read of a map came to.
-enum Read {
-    Whole(Arc<ShardMap>),
-    /// A chunk is gone: the head has to be read again.
-    Torn,
-}
+/// Which write a head came by; none if there is no table.
+type Mark = Option<u64>;
 
 #[async_trait]
 impl Placement for Handle {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claim> {
-        let op = Op::new("claim", request.table.as_str());
-        for _ in 0..ROUNDS {
-            if let Some(claim) = self.try_claim(op, request).await? {
-                return Ok(claim);
-            }
-        }
-        Err(op.contended())
+        tables::claim(self, request).await
     }
 
     async fn publish(
@@ -87,27 +62,16 @@ impl Placement for Handle {
         expected: Version,
         map: &Arc<ShardMap>,
     ) -> Result<Publish> {
-        let op = Op::new("publish", table.as_str());
-        check_map(table, fence, expected, map)?;
-        for _ in 0..ROUNDS {
-            if let Some(publish) = self.try_publish(op, table, fence, expected, map).await? {
-                return Ok(publish);
-            }
-        }
-        Err(op.contended())
+        tables::publish(self, table, fence, expected, map).await
     }
 
     async fn load(&self, table: &TableName) -> Result<Option<Table>> {
-        let op = Op::new("load", table.as_str());
-        let Some((head, map)) = self.read_table(op, table).await? else { return Ok(None) };
-        Ok(Some(table_of(head, map)))
+        tables::load(self, table).await
     }
 
     async fn tables(&self) -> Result<Vec<TableName>> {
-        let op = Op::new("tables", self.info.cluster.as_str());
-        let mut command = redis::cmd("HKEYS");
-        command.arg(self.client.keys().of(Kind::Tables));
-        let reply = self.client.send(op, Effect::None, command).await?;
+        let op = Op::read("tables", self.info.cluster.as_str());
+        let reply = self.client.run(op, &TABLES, &[]).await?;
         let name = |place| {
             TableName::try_from(reply.text(place).to_owned()).map_err(|error| op.corrupt(error))
         };
@@ -123,7 +87,7 @@ impl Placement for Handle {
 
     async fn request(&self, request: &Request) -> Result<RequestId> {
         let id = request.id.to_string();
-        let op = Op::new("request", &id);
+        let op = Op::write("request", &id);
         let value = RequestV1::of(request).encode()?;
         let limit = request.time_limit.as_micros().max(1).to_string();
         let most = REQUESTS_MAX.to_string();
@@ -135,13 +99,13 @@ impl Placement for Handle {
                 let why = format!("{REQUESTS_MAX} requests are waiting already");
                 Err(op.error(ErrorKind::Unavailable).message(why))
             }
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
     async fn answer(&self, id: &RequestId, fence: &Fence, answer: &Answer) -> Result<Answered> {
         let text = id.to_string();
-        let op = Op::new("answer", &text);
+        let op = Op::write("answer", &text);
         let value = AnswerV1::of(*id, answer).encode()?;
         let leader = TableName::cluster();
         for _ in 0..ROUNDS {
@@ -160,12 +124,12 @@ impl Placement for Handle {
                 let is_same = earlier == *answer;
                 return Ok(if is_same { Answered::Recorded } else { Answered::Already(earlier) });
             }
-            let mark = head.mark.to_string();
+            let mark = head.mark.unwrap_or_default().to_string();
             let arguments = [leader.as_str().as_bytes(), mark.as_bytes(), text.as_bytes(), &value];
             match self.client.run(op, &ANSWER, &arguments).await?.outcome() {
                 "recorded" => return Ok(Answered::Recorded),
                 "changed" => {}
-                other => return Err(op.strange(other)),
+                other => return Err(strange(op, other)),
             }
         }
         Err(op.contended())
@@ -177,50 +141,110 @@ impl Placement for Handle {
     }
 }
 
-fn head_of(op: Op<'_>, table: &TableName, bytes: &[u8]) -> Result<Head> {
+/// The mark of a head is that of the write that it came by.
+fn head_of(op: Op<'_>, table: &TableName, bytes: &[u8]) -> Result<Head<Mark>> {
     let record = TableHeadV1::read(table, bytes).map_err(|error| op.corrupt(error))?;
-    Ok(Head { record, mark: mark_of(op, bytes)? })
+    Ok(Head::new(record, Some(mark_of(op, bytes)?)))
 }
 
-fn table_of(head: Head, map: Arc<ShardMap>) -> Table {
-    Table::new(head.record.table, head.record.fence, head.record.binding, map)
-}
+impl TableReader for Handle {
+    type Mark = Mark;
+    type Found = ();
 
-impl Handle {
-    async fn read_head(&self, op: Op<'_>, table: &TableName) -> Result<Option<Head>> {
-        let mut command = redis::cmd("HMGET");
-        command.arg(self.client.keys().of(Kind::Tables)).arg(table.as_str());
-        let reply = self.client.send(op, Effect::None, command).await?;
+    const RACES_MAX: usize = ROUNDS;
+
+    async fn pause(_: usize) {}
+
+    fn maps(&self) -> &KnownMaps {
+        &self.maps
+    }
+
+    async fn head(&self, op: Op<'_>, table: &TableName) -> Result<Option<Head<Mark>>> {
+        // No lease is asked about: as a script, it is refused by a store that is another one.
+        let reply = self.client.run(op, &SEE, &[table.as_str().as_bytes(), b""]).await?;
         reply.some(0).map(|bytes| head_of(op, table, bytes)).transpose()
     }
 
-    /// A table's head with the map that it names.
-    async fn read_table(
+    async fn chunks(
+        &self,
+        op: Op<'_>,
+        head: &Head<Mark>,
+        keys: &[ChunkKey],
+    ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
+        let mut chunks = HashMap::with_capacity(keys.len());
+        for keys in keys.chunks(CHUNKS_AT_ONCE) {
+            let hash = std::iter::once(self.client.keys().chunks(&head.record.table));
+            let get = command("HMGET", hash.chain(keys.iter().map(ChunkKey::to_string)));
+            let reply = self.client.send(op, Effect::None, get).await?;
+            for (place, key) in keys.iter().enumerate() {
+                let Some(value) = reply.some(place) else { return Ok(None) };
+                chunks.insert(*key, value.clone());
+            }
+        }
+        Ok(Some(chunks))
+    }
+
+    async fn stored_chunks(&self, op: Op<'_>, table: &TableName) -> Result<Vec<(ChunkKey, ())>> {
+        let list = command("HKEYS", [self.client.keys().chunks(table)]);
+        let stored = self.client.send(op, Effect::None, list).await?;
+        let key = |field: &Bytes| Some((std::str::from_utf8(field).ok()?.parse().ok()?, ()));
+        Ok(stored.items().iter().filter_map(key).collect())
+    }
+
+    /// Each step is conditional on the head being the one with this mark.
+    async fn remove_chunks(
         &self,
         op: Op<'_>,
         table: &TableName,
-    ) -> Result<Option<(Head, Arc<ShardMap>)>> {
-        let mut torn = None;
-        for _ in 0..ROUNDS {
-            let Some(head) = self.read_head(op, table).await? else { return Ok(None) };
-            match self.map_of(op, &head.record).await? {
-                Read::Whole(map) => return Ok(Some((head, map))),
-                Read::Torn if torn == Some(head.mark) => {
-                    let why = "a part of the map is missing";
-                    return Err(op.error(ErrorKind::Corrupt).message(why));
-                }
-                Read::Torn => torn = Some(head.mark),
+        mark: &Mark,
+        old: Vec<(ChunkKey, ())>,
+    ) -> Result<()> {
+        let keys = [self.client.keys().chunks(table)];
+        let head = mark.unwrap_or_default().to_string();
+        let fields: Vec<_> = old.iter().map(|(key, ())| key.to_string()).collect();
+        for fields in fields.chunks(REMOVED_AT_ONCE) {
+            let mut arguments: Vec<&[u8]> = vec![table.as_str().as_bytes(), head.as_bytes()];
+            arguments.extend(fields.iter().map(String::as_bytes));
+            // What is left is found at the next publish.
+            if self.client.run_on(op, &TIDY, &keys, &arguments).await?.outcome() != "removed" {
+                break;
             }
         }
-        Err(op.contended())
+        Ok(())
+    }
+}
+
+impl TableWriter for Handle {
+    type Reader = Self;
+    type Guard = Condition;
+
+    /// A failover may have lost the first claim, and what is read after a claim must be sealed by it.
+    const REPEATS_CLAIMS: bool = true;
+
+    /// The first time may have gone without the replicas.
+    fn repeats_publishes(&self) -> bool {
+        self.client.min_replicas() > 0
     }
 
-    async fn see(&self, op: Op<'_>, table: &TableName, fence: &Fence) -> Result<Seen> {
+    fn reader(&self) -> Self {
+        self.clone()
+    }
+
+    fn value_bytes_max(&self) -> usize {
+        VALUE_BYTES_MAX
+    }
+
+    async fn see(
+        &self,
+        op: Op<'_>,
+        table: &TableName,
+        fence: &Fence,
+    ) -> Result<Seen<Mark, Condition>> {
         let is_ours = fence.origin == self.info.origin;
         let lease = if is_ours { fence.lease.as_str() } else { "" };
         let arguments = [table.as_str().as_bytes(), lease.as_bytes()];
         let reply = self.client.run(op, &SEE, &arguments).await?;
-        let lease = match reply.some(1) {
+        let guard = match reply.some(1) {
             None => (!is_ours).then_some(Condition::Elsewhere),
             Some(record) => {
                 let held = self.grant(op, &fence.lease, record)?;
@@ -234,69 +258,29 @@ impl Handle {
             }
         };
         let head = reply.some(0).map(|bytes| head_of(op, table, bytes)).transpose()?;
-        Ok(Seen { head, lease })
+        Ok(match head {
+            Some(Head { record, mark, .. }) => Seen::new(Some(record), mark, guard),
+            None => Seen::new(None, None, guard),
+        })
     }
 
-    /// One try to claim; none if somebody else wrote meanwhile.
-    async fn try_claim(&self, op: Op<'_>, request: &ClaimRequest) -> Result<Option<Claim>> {
-        let ClaimRequest { table, fence, header, .. } = request;
-        let Seen { head, lease } = self.see(op, table, fence).await?;
-        let Some(Head { record, mark }) = head else {
-            let Some(lease) = lease else { return Ok(Some(Claim::Fenced(fence.clone()))) };
-            let record = TableHeadV1::created(table.clone(), header.clone(), fence.clone());
-            return self.put_claim(op, record, None, &lease).await;
-        };
-        let state = TableState::from(&record);
-        if let Some(refusal) = state.refuse_claim(request, lease.is_some()) {
-            return Ok(Some(refusal));
-        }
-        let Some(lease) = lease else { return Ok(None) };
-        let claimed = record.claimed_by(fence);
-        // Also where it was this fence's already: what is read below must be sealed by it now.
-        self.put_claim(op, claimed, Some(mark), &lease).await
-    }
-
-    async fn put_claim(
+    async fn write_head(
         &self,
         op: Op<'_>,
-        record: TableHeadV1,
-        over: Option<u64>,
-        lease: &Condition,
-    ) -> Result<Option<Claim>> {
-        let Some(mark) = self.put_head(op, &record, over, lease).await? else { return Ok(None) };
-        match self.map_of(op, &record).await? {
-            Read::Whole(map) => Ok(Some(Claim::Claimed(table_of(Head { record, mark }, map)))),
-            // Somebody else claimed it and went on, or it is damaged: then it is so still.
-            Read::Torn => {
-                let now = self.read_head(op, &record.table).await?;
-                if now.is_some_and(|now| now.mark == mark) {
-                    let why = "a part of the map is missing";
-                    return Err(op.error(ErrorKind::Corrupt).message(why));
-                }
-                Ok(None)
-            }
-        }
-    }
-
-    /// Writes a head in the place of the one that was read, if the lease is still held: its mark, or
-    /// none if either has changed.
-    async fn put_head(
-        &self,
-        op: Op<'_>,
-        record: &TableHeadV1,
-        over: Option<u64>,
-        lease: &Condition,
-    ) -> Result<Option<u64>> {
-        let value = record.encode()?;
+        head: &TableHeadV1,
+        over: &Mark,
+        guard: &Condition,
+    ) -> Result<Option<Mark>> {
+        let value = head.encode()?;
         let over = over.map(|mark| mark.to_string()).unwrap_or_default();
-        let (lease, attempt, term) = match lease {
+        let (lease, attempt, term) = match guard {
             Condition::Elsewhere => ("", "", ""),
             Condition::Held { lease, attempt, term } => {
                 (lease.as_str(), attempt.as_str(), term.as_str())
             }
         };
         let arguments = [
-            record.table.as_str().as_bytes(),
+            head.table.as_str().as_bytes(),
             over.as_bytes(),
             &value,
             lease.as_bytes(),
@@ -305,131 +289,36 @@ impl Handle {
         ];
         let reply = self.client.run_confirmed(op, &WRITE, &arguments).await?;
         match reply.outcome() {
-            "written" => reply.text(1).parse().map(Some).map_err(|_| op.strange("no mark")),
+            "written" => {
+                let mark = reply.text(1).parse().map_err(|_| strange(op, "no mark"))?;
+                Ok(Some(Some(mark)))
+            }
             "changed" => Ok(None),
-            other => Err(op.strange(other)),
+            other => Err(strange(op, other)),
         }
     }
 
-    /// One try to publish; none if somebody else wrote meanwhile.
-    async fn try_publish(
+    async fn write_chunks(
         &self,
         op: Op<'_>,
-        table: &TableName,
-        fence: &Fence,
-        expected: Version,
-        map: &Arc<ShardMap>,
-    ) -> Result<Option<Publish>> {
-        let Seen { head, lease } = self.see(op, table, fence).await?;
-        let Some(Head { record: head, mark }) = head else {
-            return Ok(Some(Publish::Fenced(None)));
-        };
-        let settled = TableState::from(&head).settle_publish(
-            table,
-            fence,
-            expected,
-            map,
-            lease.is_some(),
-            || head.holds(map),
-        )?;
-        let Some(lease) = lease else { return Ok(settled) };
-        if let Some(settled) = settled {
-            // Written once more where it has to be confirmed: the first time may have gone without.
-            let is_done = self.client.min_replicas() == 0
-                || !matches!(settled, Publish::Published(_))
-                || self.put_head(op, &head, Some(mark), &lease).await?.is_some();
-            return Ok(is_done.then_some(settled));
-        }
-        let limits = WireLimits::new(VALUE_BYTES_MAX)?;
-        let encoded = self.maps.encode(&head, map, limits)?;
-        self.put_chunks(op, table, &encoded).await?;
-        let old = OldChunks::after(fence, head.manifest.as_ref(), &encoded.manifest);
-        let head = head.with_fence(fence.clone()).with_manifest(encoded.manifest.clone());
-        let Some(mark) = self.put_head(op, &head, Some(mark), &lease).await? else {
-            return Ok(None);
-        };
-        if self.maps.published(table, &encoded.manifest, map) {
-            self.remove_chunks(table, mark, map.version(), old);
-        }
-        Ok(Some(Publish::Published(map.version())))
-    }
-
-    async fn put_chunks(&self, op: Op<'_>, table: &TableName, encoded: &EncodedMap) -> Result<()> {
-        for (key, value) in &encoded.chunks {
-            let mut command = redis::cmd("HSETNX");
-            command.arg(self.client.keys().chunks(table)).arg(key.to_string()).arg(&value[..]);
-            self.client.send(op, Effect::Unknown, command).await?;
+        head: &Head<Mark>,
+        chunks: Vec<(ChunkKey, Bytes)>,
+    ) -> Result<()> {
+        let hash = self.client.keys().chunks(&head.record.table);
+        for (key, value) in chunks {
+            let field = key.to_string();
+            let set = command("HSETNX", [hash.as_bytes(), field.as_bytes(), &value[..]]);
+            self.client.send(op, Effect::Unknown, set).await?;
         }
         Ok(())
     }
 
-    /// Removes, in the background, the chunks that are of no use any more. Each step is conditional on
-    /// the head being the one that was just written.
-    fn remove_chunks(&self, table: &TableName, head: u64, version: Version, old: OldChunks) {
-        let (client, maps, table) = (self.client.clone(), self.maps.clone(), table.clone());
-        self.client.tidy_up(async move {
-            let op = Op::new("remove chunks", table.as_str());
-            let chunks = client.keys().chunks(&table);
-            let mut command = redis::cmd("HKEYS");
-            command.arg(&chunks);
-            let Ok(stored) = client.send(op, Effect::None, command).await else { return };
-            if stored.items().is_empty() {
-                maps.swept(&table, version);
-            }
-            let is_old = |field: &&Bytes| {
-                let key = std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
-                key.is_some_and(|key| old.contains(&key))
-            };
-            let old: Vec<&Bytes> = stored.items().iter().filter(is_old).collect();
-            let head = head.to_string();
-            for old in old.chunks(REMOVED_AT_ONCE) {
-                let mut arguments: Vec<&[u8]> = vec![table.as_str().as_bytes(), head.as_bytes()];
-                arguments.extend(old.iter().map(|field| &field[..]));
-                let keys = [chunks.clone()];
-                match client.run_on(op, &TIDY, &keys, &arguments).await {
-                    Ok(reply) if reply.outcome() == "removed" => {}
-                    // What is left is found at the next publish.
-                    _ => return,
-                }
-            }
-        });
+    fn run(&self, task: BoxFuture<'static, ()>) {
+        self.client.tidy_up(task);
     }
+}
 
-    /// The map that a head names.
-    async fn map_of(&self, op: Op<'_>, head: &TableHeadV1) -> Result<Read> {
-        let fetch = match self.maps.read(head) {
-            Ok(map) => return Ok(Read::Whole(map)),
-            Err(fetch) => fetch,
-        };
-        let chunks = self.chunks(op, &head.table, &fetch.keys).await?;
-        let Some(chunks) = chunks else { return Ok(Read::Torn) };
-        let map = self.maps.assemble(head, &fetch, &chunks);
-        map.map(Read::Whole).map_err(|error| op.corrupt(error))
-    }
-
-    /// Chunks by their keys; none if one of them is gone.
-    async fn chunks(
-        &self,
-        op: Op<'_>,
-        table: &TableName,
-        keys: &[ChunkKey],
-    ) -> Result<Option<HashMap<ChunkKey, Bytes>>> {
-        let mut chunks = HashMap::with_capacity(keys.len());
-        for keys in keys.chunks(CHUNKS_AT_ONCE) {
-            let mut command = redis::cmd("HMGET");
-            command.arg(self.client.keys().chunks(table));
-            for key in keys {
-                command.arg(key.to_string());
-            }
-            let reply = self.client.send(op, Effect::None, command).await?;
-            for (place, key) in keys.iter().enumerate() {
-                let Some(value) = reply.some(place) else { return Ok(None) };
-                chunks.insert(*key, value.clone());
-            }
-        }
-        Ok(Some(chunks))
-    }
-
+impl Handle {
     /// Requests with their answers, by id: those that are named, or all. None for one that is gone.
     async fn read_requests(
         &self,
@@ -484,8 +373,9 @@ impl Topic for TableTopic {
     }
 
     async fn snapshot(&mut self) -> Result<PlacementEvent> {
-        let op = Op::new("watch", self.table.as_str());
-        let map = self.handle.read_table(op, &self.table).await?.map(|(_, map)| map);
+        let op = Op::read("watch", self.table.as_str());
+        let found = tables::read_table(&self.handle, op, &self.table).await?;
+        let map = found.map(|(_, map)| map);
         self.shown = map.as_deref().map(Shown::of);
         Ok(PlacementEvent::Snapshot(map))
     }
@@ -495,14 +385,15 @@ impl Topic for TableTopic {
         _hints: &[Hint],
         events: &mut VecDeque<PlacementEvent>,
     ) -> Result<()> {
-        let op = Op::new("watch", self.table.as_str());
+        let op = Op::read("watch", self.table.as_str());
         // A claim changes the head and not the map.
-        match (self.handle.read_head(op, &self.table).await?, self.shown) {
+        match (self.handle.head(op, &self.table).await?, self.shown) {
             (None, None) => return Ok(()),
             (Some(head), Some(shown)) if shown.is_of(&head.record) => return Ok(()),
             _ => {}
         }
-        let map = self.handle.read_table(op, &self.table).await?.map(|(_, map)| map);
+        let found = tables::read_table(&self.handle, op, &self.table).await?;
+        let map = found.map(|(_, map)| map);
         let now = map.as_deref().map(Shown::of);
         let before = std::mem::replace(&mut self.shown, now);
         match (before, now) {
@@ -557,7 +448,7 @@ impl Topic for RequestsTopic {
 
     /// In the order in which they came.
     async fn snapshot(&mut self) -> Result<RequestEvent> {
-        let op = Op::new("watch_requests", self.handle.info.cluster.as_str());
+        let op = Op::read("watch_requests", self.handle.info.cluster.as_str());
         let found = self.handle.read_requests(op, &[]).await?;
         let mut found: Vec<Arrived> = found.into_values().flatten().collect();
         found.sort_by_key(|arrived| arrived.mark);
@@ -568,7 +459,7 @@ impl Topic for RequestsTopic {
     }
 
     async fn changed(&mut self, hints: &[Hint], events: &mut VecDeque<RequestEvent>) -> Result<()> {
-        let op = Op::new("watch_requests", self.handle.info.cluster.as_str());
+        let op = Op::read("watch_requests", self.handle.info.cluster.as_str());
         let ids: Vec<&[u8]> = hints.iter().map(|hint| hint.name.as_bytes()).collect();
         let mut found = self.handle.read_requests(op, &ids).await?;
         if hints.is_empty() {

@@ -2,13 +2,12 @@
 
 use std::sync::LazyLock;
 
-use redis::Script as Vendor;
-
+use crate::client::hash_of;
 use crate::keys::Kind;
 
 /// One atomic step.
 pub(crate) struct Script {
-    /// The keys that it touches, in its own order.
+    /// The keys that it touches, in its own order. That of the identity comes behind them.
     pub(crate) keys: &'static [Kind],
     /// Whether it writes something that its caller answers for.
     pub(crate) writes: bool,
@@ -33,7 +32,7 @@ macro_rules! script {
             keys: &[$(Kind::$key),*],
             writes: $writes,
             code: code!($name),
-            hash: LazyLock::new(|| Vendor::new(code!($name)).get_hash().to_owned()),
+            hash: LazyLock::new(|| hash_of(code!($name))),
         };
     };
 }
@@ -48,6 +47,7 @@ script!(HEARTBEAT, "heartbeat", true, [Nodes, NodeEnds, Clock, Events]);
 script!(LEAVE, "leave", true, [Nodes, NodeEnds, Events]);
 script!(NODE, "get", false, [Nodes, NodeEnds]);
 script!(NODES, "all", false, [Nodes, NodeEnds]);
+script!(TABLES, "tables", false, [Tables]);
 script!(SEE, "see", false, [Tables, Leases, LeaseEnds]);
 script!(WRITE, "write", true, [Tables, Leases, LeaseEnds, Clock, Events]);
 script!(REQUEST, "request", true, [Requests, Answers, RequestEnds, Clock, Events]);

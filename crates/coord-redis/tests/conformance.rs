@@ -7,14 +7,36 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use coord_conformance::faults::{Fault, FaultControl, Faults, Faulty};
+use coord_conformance::faults::Faulty;
 use coord_conformance::{Fixture, Handle, Operator, Profile};
-use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, Result, TableName};
+use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
 use coord_integration::Missing;
-use coord_integration::faults::Proxy;
+use coord_integration::faults::{Link, Proxy, Request};
 use coord_integration::servers::{Redis, Server};
 use coord_redis::RedisBackend;
 use redis::Cmd;
+
+macro_rules! script {
+    ($name:literal) => {
+        concat!(
+            include_str!("../src/scripts/prelude.lua"),
+            include_str!(concat!("../src/scripts/", $name, ".lua"))
+        )
+    };
+}
+
+/// What the backend writes by.
+const WRITES: [&str; 9] = [
+    script!("acquire"),
+    script!("renew"),
+    script!("release"),
+    script!("register"),
+    script!("heartbeat"),
+    script!("leave"),
+    script!("write"),
+    script!("request"),
+    script!("answer"),
+];
 
 const USER: &str = "coord";
 /// The password of a server that was started here, which must never show.
@@ -70,13 +92,14 @@ impl Fixture for Redises {
     }
 
     async fn available(&self) -> Result<(), String> {
-        self.server.as_ref().map(drop).map_err(ToString::to_string)
+        Missing::available(&self.server)
     }
 
     async fn open(&self, cluster: &ClusterName) -> Result<Handle> {
         let server = self.server()?;
         let admin = Admin { url: self.url(cluster)?, cluster: cluster.clone() };
-        // Servers that name each other's addresses lead past every proxy.
+        // Servers that name each other's addresses lead past every proxy: there the faults are made before
+        // the backend.
         let proxy = match self.shape.as_str() {
             "" => Some(Proxy::to(server).await.map_err(|error| {
                 Error::new(ErrorKind::Internal, "start").message("no proxy").with_source(error)
@@ -86,14 +109,22 @@ impl Fixture for Redises {
         let url = match &proxy {
             Some(proxy) => {
                 let url = server.url_via(proxy.addresses());
-                BackendUrl::parse(&format!("{url}/{cluster}?request_timeout=2s"))?
+                BackendUrl::parse(&format!("{url}/{cluster}?request_timeout=5s"))?
             }
             None => self.url(cluster)?,
         };
-        let faulty = Faulty::new(Arc::new(RedisBackend::open(&url).await?));
-        let control = faulty.control().clone();
-        let handle = Handle::new(Arc::new(faulty)).with_faults(Arc::new(Way { control, proxy }));
-        Ok(handle.with_operator(Arc::new(admin)))
+        let backend = Arc::new(RedisBackend::open(&url).await?);
+        let Some(proxy) = proxy else {
+            let faulty = Faulty::new(backend);
+            let control = Arc::new(faulty.control().clone());
+            return Ok(Handle::new(Arc::new(faulty))
+                .with_faults(control)
+                .with_operator(Arc::new(admin)));
+        };
+        admin.load_scripts().await?;
+        let writes = WRITES.iter().map(|code| redis::Script::new(code).get_hash().into());
+        let link = Link::new(proxy).with_request(Request::WithAny(writes.collect()));
+        Ok(Handle::new(backend).with_faults(Arc::new(link)).with_operator(Arc::new(admin)))
     }
 
     async fn clean(&self, cluster: &ClusterName) {
@@ -101,37 +132,6 @@ impl Fixture for Redises {
         let admin = Admin { url, cluster: cluster.clone() };
         // What is left is in the way of nobody: the next cluster has another name.
         let _ = admin.clean().await;
-    }
-}
-
-/// What goes wrong on the way: where there is a proxy the connection is cut for real, the rest happens
-/// behind the backend.
-#[derive(Debug)]
-struct Way {
-    control: FaultControl,
-    proxy: Option<Proxy>,
-}
-
-#[async_trait]
-impl Faults for Way {
-    fn supports(&self, fault: Fault) -> bool {
-        self.control.supports(fault)
-    }
-
-    async fn inject(&self, fault: Fault) -> Result<()> {
-        match (fault, &self.proxy) {
-            (Fault::Cut, Some(proxy)) => proxy.cut(),
-            (Fault::CutWatches, Some(proxy)) => proxy.reset(),
-            (other, _) => return self.control.inject(other).await,
-        }
-        Ok(())
-    }
-
-    async fn heal(&self) -> Result<()> {
-        if let Some(proxy) = &self.proxy {
-            proxy.heal();
-        }
-        Faults::heal(&self.control).await
     }
 }
 
@@ -179,6 +179,16 @@ impl Admin {
         Ok(vec![format!("{}:{}", master.0, master.1)])
     }
 
+    /// Lets the server know them, so that the first request with one is not refused for that.
+    async fn load_scripts(&self) -> Result<()> {
+        for code in WRITES {
+            let mut command = redis::cmd("SCRIPT");
+            command.arg("LOAD").arg(code);
+            self.send(&command).await?;
+        }
+        Ok(())
+    }
+
     async fn clean(&self) -> Result<()> {
         let kinds = ["id", "clock", "leases", "lease-ends", "lease-names", "nodes", "node-ends"];
         let others = ["tables", "requests", "answers", "request-ends", "events"];
@@ -215,5 +225,15 @@ impl Operator for Admin {
         let mut command = redis::cmd("UNLINK");
         command.arg(self.key(&format!("chunks:{table}")));
         self.send(&command).await.map(drop)
+    }
+
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        let mut command = redis::cmd("HDEL");
+        command.arg(self.key("nodes")).arg(node.as_str());
+        self.send(&command).await.map(drop)
+    }
+
+    async fn lose_data(&self) -> Result<()> {
+        self.clean().await
     }
 }

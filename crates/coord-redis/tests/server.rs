@@ -4,6 +4,7 @@
 mod server {
     pub(crate) mod away;
     pub(crate) mod failover;
+    pub(crate) mod lost;
     pub(crate) mod maps;
     pub(crate) mod setup;
     pub(crate) mod users;
@@ -17,6 +18,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(server::away::trials());
     trials.extend(server::failover::trials());
     trials.extend(server::watches::trials());
+    trials.extend(server::lost::trials());
     trials.extend(server::maps::trials());
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -1,7 +1,7 @@
 //! The layer around the store at which the world sees what the store tells, and on whose two sides a
 //! planted bug may sit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use coord_conformance::history::{Recorder, What};
 use coord_core::{
     Acquire, AcquireRequest, Answer, Answered, Backend, BackendInfo, Claim, ClaimRequest,
-    Discovery, Evict, Fence, Grant, Health, Heartbeat, Incarnation, Lease, LeaseEvent, LeaseName,
-    LeaseRecord, Listing, Motion, MotionPhase, NodeEvent, NodeId, NodeInfo, NodeRecord, Page,
-    Placement, PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
-    RequestEvent, RequestId, Result, Revision, ShardId, ShardMap, Slot, Table, TableName, Term,
-    Ttl, Version,
+    Discovery, Error, Evict, ExpiryClock, Fence, Grant, Health, Heartbeat, Incarnation, Lease,
+    LeaseEvent, LeaseName, LeaseRecord, Listing, Motion, MotionPhase, NodeEvent, NodeId, NodeInfo,
+    NodeRecord, Page, Placement, PlacementEvent, Publish, Register, Registration, Release, Renew,
+    Replace, Request, RequestEvent, RequestId, Result, Revision, ShardId, ShardMap, Slot, Table,
+    TableName, Term, Ttl, Version,
 };
 use futures::stream::{self, BoxStream, StreamExt};
 
@@ -42,6 +42,7 @@ struct Planted {
     first_term: Option<Term>,
     runs: BTreeMap<NodeId, Incarnation>,
     overwritten: BTreeMap<TableName, Arc<ShardMap>>,
+    vanished: BTreeSet<NodeId>,
 }
 
 impl Books {
@@ -58,7 +59,11 @@ impl Books {
     /// The same backend, with these books.
     #[must_use]
     pub fn around(&self, inner: Arc<dyn Backend>) -> Booked {
-        Booked { inner, books: self.clone() }
+        let mut info = inner.info().clone();
+        if self.has(Plant::JumpCounts) {
+            info.guarantees.expiry_clock = ExpiryClock::Monotonic;
+        }
+        Booked { inner, info, books: self.clone() }
     }
 
     fn has(&self, plant: Plant) -> bool {
@@ -67,6 +72,11 @@ impl Books {
 
     fn planted<T>(&self, step: impl FnOnce(&mut Planted) -> T) -> T {
         step(&mut self.planted.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Somebody is about to delete the record of this node.
+    pub fn vanishes(&self, node: NodeId) {
+        self.planted(|it| it.vanished.insert(node));
     }
 
     fn granted(&self, grant: &Grant) {
@@ -87,6 +97,7 @@ impl Books {
 #[derive(Debug)]
 pub struct Booked {
     inner: Arc<dyn Backend>,
+    info: BackendInfo,
     books: Books,
 }
 
@@ -99,7 +110,7 @@ impl Booked {
 #[async_trait]
 impl Backend for Booked {
     fn info(&self) -> &BackendInfo {
-        self.inner.info()
+        &self.info
     }
 
     fn lease(&self) -> Arc<dyn Lease> {
@@ -207,11 +218,17 @@ impl Discovery for Part<dyn Discovery> {
     async fn register(&self, node: &NodeInfo, ttl: Ttl, replace: Replace) -> Result<Register> {
         let mut told = self.told(node).await?;
         if self.books.has(Plant::ReportOfAnother) {
-            let run = node.incarnation;
-            let former = self.books.planted(|it| it.runs.insert(node.id.clone(), run));
-            if let Some(former) = former.filter(|former| *former != run) {
+            let former = self.books.planted(|it| it.runs.get(&node.id).copied());
+            if let Some(former) = former.filter(|former| *former != node.incarnation) {
                 told = told.with_ended(former);
             }
+        }
+        if self.books.has(Plant::RestartRefused)
+            && self
+                .books
+                .planted(|it| it.runs.get(&node.id).is_some_and(|run| *run != node.incarnation))
+        {
+            return Err(Error::unavailable("register", "the world wants it"));
         }
         let early = self.books.has(Plant::NodeEndsEarly);
         let stored = if early { Ttl::MIN } else { ttl };
@@ -219,6 +236,9 @@ impl Discovery for Part<dyn Discovery> {
         if let Register::Registered(registration) = &mut outcome {
             if early {
                 registration.ttl = ttl;
+            }
+            if self.books.has(Plant::RestartRefused) || self.books.has(Plant::ReportOfAnother) {
+                self.books.planted(|it| it.runs.insert(node.id.clone(), node.incarnation));
             }
             self.books.judge.see(&Seen::Registered(&node.id, node.incarnation));
         }
@@ -271,6 +291,18 @@ impl Discovery for Part<dyn Discovery> {
             let nobody = stream::iter([Ok(NodeEvent::Snapshot(Vec::new()))]);
             let late = stream::once(tokio::time::sleep(Duration::from_secs(1)));
             return nobody.chain(late.flat_map(move |()| stream::empty())).chain(events).boxed();
+        }
+        if self.books.has(Plant::VanishedIsLeft) {
+            let books = self.books.clone();
+            let told = move |event: NodeEvent| match event {
+                NodeEvent::Expired { node, incarnation, .. }
+                    if books.planted(|it| it.vanished.contains(&node)) =>
+                {
+                    NodeEvent::Left { node, incarnation }
+                }
+                other => other,
+            };
+            return events.map(move |event| event.map(&told)).boxed();
         }
         if self.books.has(Plant::SuccessorEarly) {
             let mut runs: BTreeMap<NodeId, Incarnation> = BTreeMap::new();
@@ -347,6 +379,31 @@ fn forgetful(before: &ShardMap, map: &ShardMap, writer: &Fence) -> Result<Option
     if failures.filter_map(|failed| failed.remove("runs_on")).count() == 0 {
         return Ok(None);
     }
+    with_annex(before, map, &annex, writer)
+}
+
+/// The same version of `_cluster`, which has forgotten that an earlier one was lost.
+fn careless(before: &ShardMap, map: &ShardMap, writer: &Fence) -> Result<Option<Arc<ShardMap>>> {
+    let annex = serde_json::from_slice::<serde_json::Value>(map.annex()).ok();
+    let Some(serde_json::Value::Object(mut annex)) = annex else { return Ok(None) };
+    if annex.remove("lost").is_none() {
+        return Ok(None);
+    }
+    let notes = annex.get_mut("nodes").and_then(serde_json::Value::as_object_mut);
+    let notes = notes.into_iter().flat_map(|notes| notes.values_mut());
+    for note in notes.filter_map(serde_json::Value::as_object_mut) {
+        note.remove("former");
+    }
+    with_annex(before, map, &annex.into(), writer)
+}
+
+/// A version of `_cluster` with other notes.
+fn with_annex(
+    before: &ShardMap,
+    map: &ShardMap,
+    annex: &serde_json::Value,
+    writer: &Fence,
+) -> Result<Option<Arc<ShardMap>>> {
     let mut edit = before.edit();
     for node in before.nodes().iter().flatten().filter(|node| map.slot_of(&node.id).is_none()) {
         edit.remove_node(&node.id)?;
@@ -367,7 +424,9 @@ impl Part<dyn Placement> {
         map: &Arc<ShardMap>,
     ) -> Result<Arc<ShardMap>> {
         let same = || Ok(Arc::clone(map));
-        if !self.books.has(Plant::GrantBeforeReport) && !self.books.has(Plant::FailedMovesAtOnce) {
+        const CHANGED: [Plant; 3] =
+            [Plant::GrantBeforeReport, Plant::FailedMovesAtOnce, Plant::LossOverlooked];
+        if !CHANGED.iter().any(|plant| self.books.has(*plant)) {
             return same();
         }
         let Some(stored) = self.inner.load(table).await? else { return same() };
@@ -376,6 +435,7 @@ impl Part<dyn Placement> {
         }
         let other = match table.is_reserved() {
             true if self.books.has(Plant::FailedMovesAtOnce) => forgetful(&stored.map, map, fence)?,
+            true if self.books.has(Plant::LossOverlooked) => careless(&stored.map, map, fence)?,
             false if self.books.has(Plant::GrantBeforeReport) => {
                 rewritten(&stored.map, map, fence, target)?
             }

@@ -69,6 +69,10 @@ pub enum Seen<'a> {
     Leaders(&'a [Leading]),
     /// A process begins to host a shard while these may act for it too.
     Started(Place, ProcessId, &'a [ProcessId]),
+    /// Somebody deletes a lease that may be held.
+    LeaseVanishes,
+    /// A process hands a message to a shard while these may act for it too.
+    Handles(Place, ProcessId, &'a [ProcessId]),
     /// A process has made a shard ready.
     Ready(Place, ProcessId),
     /// A process shows its token to what the shard writes to.
@@ -114,7 +118,7 @@ impl Judge {
     #[must_use]
     pub fn new(time: WorldTime, leader_ttl: Duration, tables: &Tables) -> Self {
         let invariants: Vec<Box<dyn Invariant>> = vec![
-            Box::new(i1::I1::default()),
+            Box::new(i1::I1::new(leader_ttl)),
             Box::new(i2::I2::default()),
             Box::new(i3::I3::default()),
             Box::new(i4::I4::default()),

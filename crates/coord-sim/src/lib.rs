@@ -28,8 +28,12 @@
 
 pub mod books;
 pub mod invariants;
+pub mod keep;
+pub mod kinds;
 pub mod ledger;
+pub mod mail;
 mod panics;
+pub mod peers;
 pub mod plants;
 pub mod process;
 pub mod scale;
@@ -38,11 +42,12 @@ pub mod time;
 pub mod wire;
 pub mod world;
 
+pub use kinds::{Kind, Kinds};
 pub use plants::Plant;
 pub use world::{Outcome, World};
 
 /// What comes of the world of this seed.
 #[must_use]
-pub fn simulate(seed: u64, plant: Option<Plant>, tracing: bool) -> Outcome {
-    World::new(seed, plant, tracing).run()
+pub fn simulate(seed: u64, kinds: &Kinds, plant: Option<Plant>, tracing: bool) -> Outcome {
+    World::new(seed, kinds, plant, tracing).run()
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 use clap::Parser;
 use coord_core::{BootClock, Clock as _, Moment};
 use coord_sim::invariants::Broken;
-use coord_sim::{Outcome, Plant, simulate};
+use coord_sim::{Kind, Kinds, Outcome, Plant, simulate};
 
 /// Seeds that once broke something.
 const REGRESSIONS: &str = include_str!("../regressions.txt");
 
 /// Within so many seeds each planted bug has to be found.
-const PLANT_SEEDS: u64 = 500;
+const PLANT_SEEDS: u64 = 1_500;
 
 /// A world takes a fraction of a second; one that takes so long stands at one moment and would never end.
 const WORLD_MAX: Duration = Duration::from_secs(120);
@@ -41,9 +41,12 @@ struct Options {
     /// With this bug planted.
     #[arg(long)]
     plant: Option<Plant>,
-    /// Plant each bug in turn: each has to be found within 500 seeds.
+    /// Plant each bug in turn: each has to be found within 1,500 seeds.
     #[arg(long)]
     plants: bool,
+    /// Worlds of these kinds: all, plain, or some by name, with commas between them.
+    #[arg(long, default_value_t)]
+    kinds: Kinds,
     /// Run every seed twice: both have to be the same.
     #[arg(long)]
     twice: bool,
@@ -70,7 +73,7 @@ fn main() -> ExitCode {
         say("built without --cfg tokio_unstable: a seed may not repeat; use `cargo sim`");
     }
     let passed = if let Some(seed) = options.seed {
-        replay(seed, options.plant)
+        replay(seed, &options)
     } else if options.plants {
         prove(&options)
     } else {
@@ -98,27 +101,32 @@ fn end_the_endless() {
 }
 
 /// Runs one world, watched.
-fn run(seed: u64, plant: Option<Plant>, tracing: bool) -> Outcome {
-    let world = plant.map_or_else(|| seed.to_string(), |plant| format!("{seed} --plant {plant}"));
+fn run(seed: u64, kinds: &Kinds, plant: Option<Plant>, tracing: bool) -> Outcome {
+    let plants = plant.map_or_else(String::new, |plant| format!(" --plant {plant}"));
+    let world = format!("{seed} --kinds {kinds}{plants}");
     let thread = std::thread::current().id();
     lock(&UNDER_WAY).push((thread, world, BootClock::new().now()));
-    let outcome = simulate(seed, plant, tracing);
+    let outcome = simulate(seed, kinds, plant, tracing);
     lock(&UNDER_WAY).retain(|(other, ..)| *other != thread);
     outcome
 }
 
-fn replay(seed: u64, plant: Option<Plant>) -> bool {
-    let outcome = run(seed, plant, true);
+fn replay(seed: u64, options: &Options) -> bool {
+    let kinds = options.plant.filter(|_| options.kinds == Kinds::All).map(Plant::kinds);
+    let outcome = run(seed, &kinds.unwrap_or(options.kinds.clone()), options.plant, true);
     say(&describe(&outcome));
     outcome.broken.is_none()
 }
 
 fn describe(outcome: &Outcome) -> String {
-    let Outcome { seed, broken, digest, healed_after, terms, version, faults, .. } = outcome;
+    let Outcome { seed, kind, broken, digest, healed_after, terms, version, faults, .. } = outcome;
+    let kind = kind.map_or("plain", Kind::as_str);
     match broken {
-        Some(broken) => format!("seed {seed} FAILED {broken}\n  replay: cargo sim --seed {seed}"),
+        Some(broken) => format!(
+            "seed {seed}, {kind}, FAILED {broken}\n  replay: cargo sim --seed {seed} --kinds {kind}"
+        ),
         None => format!(
-            "seed {seed}: {faults} faults, {terms} terms, {version} maps, in order after \
+            "seed {seed}, {kind}: {faults} faults, {terms} terms, {version} maps, in order after \
              {healed_after:?}, trace {digest:016x}"
         ),
     }
@@ -139,9 +147,10 @@ fn prove(options: &Options) -> bool {
         while let Some(plant) = Plant::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (clock, started) = now();
             let found = (1..=PLANT_SEEDS).find_map(|seed| {
-                let broken = run(seed, Some(*plant), false).broken?;
+                let kinds = plant.kinds();
+                let broken = run(seed, &kinds, Some(*plant), false).broken?;
                 // What breaks without the bug too proves nothing.
-                run(seed, None, false).broken.is_none().then_some((seed, broken))
+                run(seed, &kinds, None, false).broken.is_none().then_some((seed, broken))
             });
             let took = clock.now().since(started);
             let Some((seed, broken)) = found else {
@@ -166,8 +175,13 @@ fn at_once(options: &Options, work: impl Fn() + Sync) {
     });
 }
 
-fn regressions() -> impl Iterator<Item = u64> {
-    REGRESSIONS.lines().filter_map(|line| line.split('#').next()?.trim().parse().ok())
+/// Each with its kind: `--kinds` says nothing of them.
+fn regressions() -> impl Iterator<Item = (u64, Kinds)> {
+    REGRESSIONS.lines().filter_map(|line| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        let seed = words.next()?.parse().ok()?;
+        Some((seed, words.next()?.parse().ok()?))
+    })
 }
 
 /// What all worlds amount to.
@@ -184,8 +198,11 @@ struct Totals {
 fn many(options: &Options) -> bool {
     let (clock, started) = now();
     let until = options.seconds.map(|seconds| started.plus(Duration::from_secs(seconds)));
-    let fixed: Vec<u64> = match until {
-        None => regressions().chain(options.from..options.from + options.seeds).collect(),
+    let fixed: Vec<(u64, Kinds)> = match until {
+        None => {
+            let seeds = options.from..options.from + options.seeds;
+            regressions().chain(seeds.map(|seed| (seed, options.kinds.clone()))).collect()
+        }
         Some(_) => Vec::new(),
     };
     let begin = if until.is_some() { random_seed() } else { 0 };
@@ -194,13 +211,15 @@ fn many(options: &Options) -> bool {
     at_once(options, || {
         loop {
             let stop = !options.keep_going && !lock(&totals).failed.is_empty();
-            let seed = match until {
-                Some(until) => (clock.now() < until)
-                    .then(|| drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)),
-                None => fixed.get(next.fetch_add(1, Ordering::Relaxed)).copied(),
+            let world = match until {
+                Some(until) => (clock.now() < until).then(|| {
+                    let seed = drawn.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+                    (seed, options.kinds.clone())
+                }),
+                None => fixed.get(next.fetch_add(1, Ordering::Relaxed)).cloned(),
             };
-            let Some(seed) = seed.filter(|_| !stop) else { return };
-            one(seed, options, &totals);
+            let Some((seed, kinds)) = world.filter(|_| !stop) else { return };
+            one(seed, &kinds, options, &totals);
         }
     });
     let totals = lock(&totals);
@@ -214,9 +233,9 @@ fn many(options: &Options) -> bool {
     failed.is_empty()
 }
 
-fn one(seed: u64, options: &Options, totals: &Mutex<Totals>) {
-    let outcome = run(seed, options.plant, false);
-    let again = options.twice.then(|| run(seed, options.plant, false));
+fn one(seed: u64, kinds: &Kinds, options: &Options, totals: &Mutex<Totals>) {
+    let outcome = run(seed, kinds, options.plant, false);
+    let again = options.twice.then(|| run(seed, kinds, options.plant, false));
     let differs = again.filter(|again| *again != outcome);
     let mut totals = lock(totals);
     totals.worlds += 1;

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::kinds::{Kind, Kinds};
+
 macro_rules! plants {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// A planted bug.
@@ -63,6 +65,50 @@ plants! {
     AppliedAcrossLives = "applied-across-lives",
     /// The successor's reports are said to be its predecessor's.
     ReportOfAnother = "report-of-an-old-run",
+    /// A handler returns, and what it has set off works on for its shard.
+    HandlerGoesOn = "handler-goes-on",
+    /// Once a node is lost, probes say that the others are gone as well.
+    ProbesLie = "probes-lie",
+    /// A node whose record has vanished is told as one that left.
+    VanishedIsLeft = "vanished-is-left",
+    /// A store that has lost its data grants its first terms once more.
+    TermsStartAgain = "terms-start-again",
+    /// Leases that a clock which was fast has prolonged stay so.
+    LeasesStayLate = "leases-stay-late",
+    /// A strategy that has panicked panics for ever.
+    PanicStays = "panic-stays",
+    /// A message that was answered is kept.
+    LettersPileUp = "letters-pile-up",
+    /// A process that takes the place of another one under its name is refused for ever.
+    RestartRefused = "restart-refused",
+    /// That the record of the members was lost is not written down, nor who is held for it.
+    LossOverlooked = "loss-overlooked",
+    /// A handle goes on in another store under the identity of the first.
+    IdentityUnchecked = "identity-unchecked",
+    /// What a clock that jumped has ended counts as if its time had passed.
+    JumpCounts = "jump-counts",
+}
+
+impl Plant {
+    /// In which kind of world it is to be found; plain ones where there is none.
+    #[must_use]
+    pub fn kinds(self) -> Kinds {
+        let kind = match self {
+            Self::HandlerGoesOn => Kind::Handlers,
+            Self::ProbesLie => Kind::Losses,
+            Self::VanishedIsLeft => Kind::Vanish,
+            Self::TermsStartAgain => Kind::Wipe,
+            Self::LeasesStayLate => Kind::Clocks,
+            Self::PanicStays => Kind::Panics,
+            Self::LettersPileUp => Kind::Hangs,
+            Self::RestartRefused => Kind::Restarts,
+            Self::LossOverlooked => Kind::Forget,
+            Self::IdentityUnchecked => Kind::Replaced,
+            Self::JumpCounts => Kind::Clocks,
+            _ => return Kinds::PLAIN,
+        };
+        Kinds::Only(vec![kind])
+    }
 }
 
 impl fmt::Display for Plant {

@@ -17,10 +17,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Settings, Status};
+use coord_cluster::{Cluster, Settings, Status, Table};
 use coord_core::{
     Address, ClusterName, Error, ErrorKind, Label, MemoryBackend, NodeId, NodeInfo, NodeStatus,
-    Result, ShardCount, ShardMap, TableHeader, TableName, TokioClock,
+    Result, ShardCount, ShardMap, TableName, TokioClock,
 };
 use futures::future::{join_all, try_join_all};
 
@@ -210,7 +210,7 @@ impl<'a> World<'a> {
         settings.candidates = self.scale.candidates;
         Cluster::builder(&self.meter, NodeInfo::new(id, address).with_zone(zone))
             .settings(settings)
-            .table(self.table.clone(), TableHeader::new(self.scale.shards))
+            .table(Table::new(self.table.clone()).shards(self.scale.shards))
             .clock(Arc::new(TokioClock::new()))
             .start()
             .await
@@ -327,5 +327,5 @@ impl fmt::Debug for World<'_> {
 }
 
 fn wrong(why: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Internal, "scale").message(why.into())
+    Error::new(ErrorKind::Internal, "scale").effect_none().message(why.into())
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use coord_cluster::ShardFence;
 use coord_core::{Clock, Moment};
 use tokio::time::Instant;
 
@@ -78,6 +79,16 @@ impl ProcessClock {
     #[must_use]
     pub fn new(world: WorldTime, offset: Duration, rate: u32) -> Self {
         Self { world, offset, rate }
+    }
+}
+
+impl ProcessClock {
+    /// Until when a fence is current, in the world's time, if nothing moves that; none once it is not.
+    #[must_use]
+    pub fn until(&self, fence: &ShardFence) -> Option<Duration> {
+        let left = fence.deadline()?.since(self.now());
+        // A tick before, so that what is rounded here accuses nobody.
+        Some((self.world.elapsed() + left * 1000 / self.rate).saturating_sub(TICK))
     }
 }
 

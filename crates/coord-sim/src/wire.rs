@@ -99,7 +99,7 @@ impl Wire {
     }
 
     /// Sends a message; it arrives not before `after`, in ticks. Returns when it does.
-    fn send(&self, weather: Weather, after: u64, delivery: Delivery) -> u64 {
+    pub(crate) fn send(&self, weather: Weather, after: u64, delivery: Delivery) -> u64 {
         let mut state = self.lock();
         let travels =
             if weather.latency == 0 { 0 } else { state.random.random_range(0..=weather.latency) };

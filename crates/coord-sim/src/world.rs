@@ -1,10 +1,12 @@
 //! One world: its nodes, its stores, and what happens to them, all from one seed.
 
+mod bounds;
 mod mischief;
 mod order;
+mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coord_cluster::{Handoff, Settings};
@@ -19,13 +21,19 @@ use rand::{RngExt, SeedableRng};
 
 use crate::books::Books;
 use crate::invariants::{Broken, Judge, Leading, ProcessId, Seen};
-use crate::ledger::{Ledger, Service};
+use crate::kinds::{Kind, Kinds};
+use crate::ledger::{Habits, Ledger, Service};
+use crate::mail::Asker;
 use crate::panics;
+use crate::peers::Peers;
 use crate::plants::Plant;
-use crate::process::{Island, Process, Start};
+use crate::process::{Besides, Island, Process, Start};
 use crate::tables::{Place, Sheet, Tables};
 use crate::time::{ProcessClock, WorldTime, ticks};
 use crate::wire::{Remote, Weather, Wire};
+
+use self::bounds::Bounds;
+use self::trouble::Trouble;
 
 /// How long faults happen.
 const SAFETY: Duration = Duration::from_secs(40);
@@ -42,6 +50,8 @@ const OPERATOR: Duration = Duration::from_secs(2);
 pub struct Outcome {
     /// Its seed.
     pub seed: u64,
+    /// What kind of world it was; none for a plain one.
+    pub kind: Option<Kind>,
     /// The first thing that was wrong.
     pub broken: Option<Broken>,
     /// A digest of all that happened.
@@ -93,6 +103,12 @@ pub struct World {
     terms: usize,
     faults: u32,
     tracing: bool,
+    kind: Option<Kind>,
+    /// What the kind does, and what of it is under way.
+    trouble: Trouble,
+    /// How processes reach each other; none in a plain world.
+    peers: Option<Peers>,
+    bounds: Bounds,
 }
 
 #[expect(clippy::expect_used, reason = "the names are well formed")]
@@ -128,12 +144,14 @@ impl World {
     /// Never: its names are well formed.
     #[must_use]
     #[expect(clippy::expect_used, reason = "the names are well formed")]
-    pub fn new(seed: u64, plant: Option<Plant>, tracing: bool) -> Self {
+    pub fn new(seed: u64, kinds: &Kinds, plant: Option<Plant>, tracing: bool) -> Self {
         panics::watch();
+        let (kind, other) = kinds.draw(seed);
+        let mut trouble = Trouble::new(kind, other);
         let mut random = StdRng::seed_from_u64(seed);
         let time = WorldTime::default();
         let wire = Wire::new(time.clone(), random.random());
-        let settings = settings(&mut random);
+        let mut settings = settings(&mut random);
         let tables = tables(&mut random);
         let judge = Judge::new(time.clone(), settings.leader_ttl, &tables);
         let recorder = Recorder::new(Arc::new(time.clone()));
@@ -142,7 +160,11 @@ impl World {
             let cluster = ClusterName::new("sim").expect("a name");
             [MemoryBackend::isolated(cluster.clone()), MemoryBackend::isolated(cluster)]
         });
-        let [one, other] = opened.expect("the store's runtime is there");
+        let opened = opened.expect("the store's runtime is there");
+        let [one, other] = match kind {
+            Some(Kind::Clocks) => opened.map(|store| store.by_wall_clock()),
+            _ => opened,
+        };
         // With maps in another store, nothing but claims keeps a former leader from writing.
         let maps = if random.random_bool(0.5) { other } else { one.clone() };
         let kept = (judge.clone(), recorder.clone(), wire.clone());
@@ -152,6 +174,14 @@ impl World {
         };
         let backends = [booked(&one), booked(&maps)];
         let nodes = random.random_range(3..=6);
+        let nodes = trouble.set_up(nodes, &mut settings);
+        let peers = kind.map(|_| Peers::new(Wire::new(time.clone(), trouble.seed())));
+        if let (Some(peers), Some(Plant::LettersPileUp)) = (&peers, plant) {
+            peers.pile_up();
+        }
+        let bounds = Bounds::new(kind, trouble.is_gentle());
+        trouble.stores = vec![one, maps.clone()];
+        trouble.books = Some(books);
         Self {
             seed,
             random,
@@ -175,6 +205,10 @@ impl World {
             terms: 0,
             faults: 0,
             tracing,
+            kind,
+            trouble,
+            peers,
+            bounds,
         }
     }
 
@@ -183,27 +217,38 @@ impl World {
     pub fn run(mut self) -> Outcome {
         for node in 0..self.nodes.len() {
             let start = self.random.random_range(0..80);
-            self.nodes[node].restart_at = Some(start);
+            self.nodes[node].restart_at = Some(self.trouble.starts(node, start));
         }
         let mut healed_after = Duration::ZERO;
-        let safety = ticks(SAFETY);
+        let safety = self.trouble.lasts().unwrap_or(ticks(SAFETY));
         while self.time.ticks() < safety && self.judge.broken().is_none() {
-            self.mischief();
+            if !self.trouble.is_gentle() {
+                self.mischief();
+            }
+            self.trouble();
             self.tick();
+            self.see_bounds();
         }
         if self.judge.broken().is_none() {
             healed_after = self.heal();
         }
         if self.judge.broken().is_none() {
-            for violation in self.recorder.history().check() {
+            // Whoever holds a lease that somebody deletes believes it for a while: I1 says for how long.
+            let vanishes = matches!(
+                self.kind,
+                Some(Kind::Vanish | Kind::Wipe | Kind::Clocks | Kind::Replaced)
+            );
+            let violations = self.recorder.history().check().into_iter();
+            for violation in violations.filter(|it| !vanishes || it.rule != "tenures overlap") {
                 self.judge.wrong(format!("history: {}", violation.rule), violation.text);
             }
         }
         let version = self.versions();
         Outcome {
             seed: self.seed,
+            kind: self.kind,
             broken: self.judge.broken(),
-            digest: self.wire.digest(),
+            digest: self.wire.digest() ^ self.peers.as_ref().map_or(0, Peers::digest),
             healed_after,
             terms: self.terms,
             version,
@@ -221,6 +266,9 @@ impl World {
     fn tick(&mut self) {
         let now = self.time.ticks();
         self.wire.deliver();
+        if let Some(peers) = &self.peers {
+            peers.deliver();
+        }
         if now >= self.store_stalled_until {
             self.store.run();
         }
@@ -233,6 +281,10 @@ impl World {
         for (node, at) in order {
             let process = &mut self.nodes[node].processes[at];
             process.run(now);
+            if let Some(peers) = &self.peers {
+                let (kept, workers) = process.kept();
+                peers.shows(process.id, kept || now < process.stalled_until, &workers);
+            }
             if now >= process.stalled_until {
                 self.ledger.write(process.id, &self.tables, &self.judge);
             }
@@ -290,7 +342,7 @@ impl World {
             if let Some(index) = ended {
                 let process = self.nodes[node].processes.remove(index);
                 self.bury(process);
-                if self.nodes[node].processes.is_empty() {
+                if self.nodes[node].processes.is_empty() && !self.trouble.is_lost(node) {
                     let pause = self.random.random_range(4..80);
                     self.nodes[node].restart_at = Some(now + pause);
                 }
@@ -311,15 +363,21 @@ impl World {
         let id = process.id;
         self.trace(|| format!("{id} is gone"));
         self.heals.remove(&id);
+        if let Some(peers) = &self.peers {
+            peers.died(id);
+        }
         drop(process);
         self.ledger.died(id);
     }
 
     fn restarts(&mut self, now: u64) {
+        if now < self.trouble.nobody_starts_until {
+            return;
+        }
         for node in 0..self.nodes.len() {
             if self.nodes[node].restart_at.is_some_and(|at| at <= now) {
                 self.nodes[node].restart_at = None;
-                let replace = self.random.random_bool(0.3);
+                let replace = self.random.random_bool(self.trouble.replaces());
                 self.start(node, if replace { Replace::Yes } else { Replace::No });
             }
         }
@@ -343,14 +401,21 @@ impl World {
             Remote::new(self.wire.clone(), handle.clone(), faulty, weather, late)
         });
         let slowness = Duration::from_millis(random.random_range(0..400));
-        let stays = self.plant == Some(Plant::EpochStays);
         let service = |table| {
             let shared = (self.ledger.clone(), self.judge.clone(), self.wire.clone());
-            Service::new((id, table), shared, slowness, random.random(), stays)
+            let habits = Habits {
+                kind: self.kind,
+                plant: self.plant,
+                time: self.time.clone(),
+                clock: Arc::clone(&clock),
+                random: Mutex::new(StdRng::seed_from_u64(self.trouble.seed())),
+            };
+            Service::new((id, table), shared, slowness, random.random(), habits)
         };
         let services = (0..self.tables.sheets().count()).map(service).collect();
         let seed = random.random();
         let [remote, maps] = remotes;
+        let besides = self.besides();
         let start = Start {
             id,
             clock,
@@ -360,9 +425,21 @@ impl World {
             tables: self.tables.clone(),
             replace,
             services,
+            besides,
         };
         let process = Process::start(start, self.time.clone(), seed);
         self.nodes[node].processes.push(process);
+    }
+
+    fn besides(&mut self) -> Option<Besides> {
+        let (peers, kind) = (self.peers.clone()?, self.kind?);
+        let shared = (self.tables.clone(), self.ledger.clone(), self.judge.clone());
+        let (tables, ledger, judge) = shared;
+        let seed = self.trouble.seed();
+        let asker = || Asker::new(tables, ledger, judge, self.time.clone(), seed);
+        let asker = kind.has_mail().then(asker);
+        let strategy = self.trouble.strategy(self.plant);
+        Some(Besides { peers, asker, probes: kind == Kind::Losses, strategy })
     }
 }
 

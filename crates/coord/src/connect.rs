@@ -7,12 +7,14 @@ use coord_cluster::singleton::{Singleton, SingletonBuilder};
 use coord_cluster::{Cluster, ClusterBuilder};
 use coord_core::session::{LeaseBuilder, Leases};
 use coord_core::{
-    Backend, BackendInfo, Health, Incarnation, NODE_ID_BYTES_MAX, NodeId, NodeInfo, Registry,
-    Result,
+    Backend, BackendInfo, Connector, Health, Incarnation, NODE_ID_BYTES_MAX, NodeId, NodeInfo,
+    Registry, Result,
 };
 use tokio::time::timeout;
 
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long a store that is not there is waited for, unless somebody says otherwise.
+const WAIT_FOR_STORE: Duration = Duration::from_secs(10);
 
 /// Schemes whose backends a cargo feature of this crate brings.
 const KNOWN: [(&str, &str); 5] =
@@ -20,6 +22,9 @@ const KNOWN: [(&str, &str); 5] =
 
 /// Opens the store that a URL names, for the cluster that it names. The scheme chooses the backend, from
 /// [`registry`].
+///
+/// A store that is not there is tried again for 10 s, or for as long as the URL says
+/// (`wait_for_store=30s`, `0s` tries once); [`connector`] says it in code and tells of each try.
 ///
 /// # Errors
 /// `Unsupported` for an unknown scheme or option, and for a scheme whose backend is not compiled in, each
@@ -29,7 +34,16 @@ const KNOWN: [(&str, &str); 5] =
 /// # Cancel safety
 /// Nothing is left behind.
 pub async fn connect(url: &str) -> Result<Coord> {
-    registry().connect(url).await.map(Coord::new)
+    connector(url)?.open().await.map(Coord::new)
+}
+
+/// Begins to open the store that a URL names, for when the wait for it is to be chosen or told:
+/// `Coord::new(connector(url)?.wait_for_store(limit).on_retry(tell).open().await?)`.
+///
+/// # Errors
+/// `Invalid` for a malformed URL.
+pub fn connector(url: &str) -> Result<Connector> {
+    Ok(registry().connector(url)?.wait_for_store(WAIT_FOR_STORE))
 }
 
 /// The backends that this build has, as a value. Register a scheme of your own and connect through it:
@@ -129,6 +143,15 @@ impl Coord {
         self.backend.check().await
     }
 
+    /// Waits until no lease of this handle is held or being acquired any more, and the last release is
+    /// done.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn idle(&self) {
+        self.leases.idle().await;
+    }
+
     /// Waits, for 5 s at most, until all guards are dropped and their leases released, and closes the
     /// store for this handle and its clones. A guard that is still there keeps its lease until its TTL.
     ///
@@ -138,7 +161,7 @@ impl Coord {
     /// # Cancel safety
     /// Leases that are being released are released all the same; the store may be left open.
     pub async fn close(self) -> Result<()> {
-        if timeout(CLOSE_WAIT_MAX, self.leases.idle()).await.is_err() {
+        if timeout(CLOSE_WAIT_MAX, self.idle()).await.is_err() {
             tracing::warn!("closing although leases are held; they end with their TTL");
         }
         self.backend.close().await
@@ -146,7 +169,7 @@ impl Coord {
 }
 
 /// The host's name and the process id as a node id, such as `web-3-4711`.
-fn host_and_process() -> NodeId {
+pub(crate) fn host_and_process() -> NodeId {
     let host = gethostname::gethostname().to_string_lossy().to_ascii_lowercase();
     let kept = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '-' };
     let process = std::process::id();

@@ -1,5 +1,5 @@
-//! Who is alive, who leads, who owns which shard: coordination for the processes of a distributed
-//! service, over the store it already runs.
+//! Membership, leader election and shard placement for the processes of a distributed service, over the
+//! store that the service already runs.
 //!
 //! ```
 //! use std::time::Duration;
@@ -15,7 +15,7 @@
 //!         println!("working in term {}", fence.term);
 //!     })
 //!     .await;
-//! # assert!(matches!(outcome, coord::session::Ran::Finished(())));
+//! # assert!(matches!(outcome, coord::session::RunOutcome::Finished(())));
 //! # Ok(())
 //! # }
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -34,7 +34,9 @@
 //!    └───── check()            what is wrong with the store, in words
 //! ```
 //!
-//! Reading order: [`connect`], [`Coord`], [`session`], [`cluster`], [`placement`], and [`types`] for the words.
+//! [`from_env`] takes the URL, the node and the settings from the environment.
+//!
+//! Reading order: [`connect`], [`Coord`], [`session`], [`cluster`], [`strategies`], and [`types`] for the words.
 //!
 //! # Features
 //!
@@ -48,6 +50,14 @@
 //! | `tls` | | encrypted connections for the backends that are enabled |
 //! | `full` | | all of them |
 
+// docs.rs builds with nightly, and then shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[doc(inline)]
 pub use coord_core::*;
 
@@ -58,11 +68,13 @@ pub mod cluster {
 }
 
 /// Placement strategies: pure functions from one shard map to the next.
-pub mod placement {
+pub mod strategies {
     #[doc(inline)]
     pub use coord_placement::*;
 }
 
 mod connect;
+mod environment;
 
-pub use connect::{Coord, connect, registry};
+pub use connect::{Coord, connect, connector, registry};
+pub use environment::{Environment, from_env};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+
+use crate::summary::Counts;
 
 /// Those that take longest, by the names of their targets: they begin first, so that none of them is
 /// waited for alone at the end.
@@ -74,19 +76,21 @@ pub(crate) fn read(messages: &str) -> Result<Vec<Program>> {
 struct Ended {
     failed: Vec<String>,
     times: Vec<(Duration, String)>,
+    counts: Counts,
 }
 
 /// Runs them, so many at once, each with its output in a file of the folder `outputs`, and prints each
-/// one's output when it ends; the names of those that failed.
+/// one's output when it ends; the names of those that failed. Adds their trials to `counts`.
 pub(crate) fn run(
     programs: Vec<Program>,
     at_once: usize,
     outputs: &Path,
     variables: &[(&str, &OsStr)],
+    counts: &mut Counts,
 ) -> Result<Vec<String>> {
-    std::fs::create_dir_all(outputs).with_context(|| format!("create {}", outputs.display()))?;
+    fs::create_dir_all(outputs).with_context(|| format!("create {}", outputs.display()))?;
     let waiting = Mutex::new(VecDeque::from(programs));
-    let ended = Mutex::new(Ended::default());
+    let ended = Mutex::new(Ended { counts: *counts, ..Ended::default() });
     let work = || -> Result<()> {
         loop {
             let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -97,7 +101,7 @@ pub(crate) fn run(
             // One at a time, so that the outputs are apart.
             let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
             println!("     Running {name} ({})", program.executable.display());
-            show(&output)?;
+            ended.counts.add(&show(&output)?);
             println!("     {name}: {:.1} s", took.as_secs_f64());
             if !passed {
                 ended.failed.push(name.clone());
@@ -112,7 +116,9 @@ pub(crate) fn run(
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    let Ended { failed, mut times } = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Ended { failed, mut times, counts: all } =
+        ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    *counts = all;
     times.sort();
     let longest = times.iter().rev().take(LONGEST.len());
     let longest: Vec<_> =
@@ -121,10 +127,11 @@ pub(crate) fn run(
     Ok(failed)
 }
 
-fn show(output: &Path) -> Result<()> {
-    let mut file = File::open(output).with_context(|| format!("open {}", output.display()))?;
+fn show(output: &Path) -> Result<String> {
+    let said = fs::read(output).with_context(|| format!("read {}", output.display()))?;
     let mut to = io::stdout().lock();
-    io::copy(&mut file, &mut to).and_then(|_| to.flush()).context("show a program's output")
+    to.write_all(&said).and_then(|()| to.flush()).context("show a program's output")?;
+    Ok(String::from_utf8_lossy(&said).into_owned())
 }
 
 impl Program {
@@ -182,8 +189,10 @@ not a message
             ..program("xtask", name, executable)
         };
         let programs = vec![named("fails", "false"), named("passes", "true")];
-        let failed = run(programs, 2, &outputs, &[]).expect("both start");
+        let mut counts = Counts::default();
+        let failed = run(programs, 2, &outputs, &[], &mut counts).expect("both start");
         assert_eq!(failed, ["xtask fails"]);
-        assert!(run(vec![named("none", "/no/such/program")], 2, &outputs, &[]).is_err());
+        let none = vec![named("none", "/no/such/program")];
+        assert!(run(none, 2, &outputs, &[], &mut counts).is_err());
     }
 }

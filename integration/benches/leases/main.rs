@@ -1,5 +1,5 @@
 //! Leases beside the plain clients, the servers' own tools and other crates, in one run on real servers. Prints
-//! the tables of docs/benchmarks/leases.md.
+//! the tables of docs/benchmarks/history/leases.md.
 //!
 //! ```text
 //! cargo xtask cargo bench -p coord-integration --features bench-lease-peers --bench leases --profile release

@@ -7,11 +7,15 @@ use coord_core::{Error, ErrorKind, Result};
 use super::proxy::{Direction, Proxy, Request};
 use crate::servers::Server;
 
-/// The way of one handle to its server: a proxy of its own.
+/// The way of one handle to its server: a proxy of its own. All faults strike between the backend and the
+/// store. None sends a request twice, for no network does: what the trials repeat, they ask for twice.
 #[derive(Debug)]
 pub struct Link {
     proxy: Proxy,
-    request: Request,
+    /// None where requests can't be seen.
+    request: Option<Request>,
+    /// What only replies hold; nothing where whatever the server says next is one.
+    reply: Vec<u8>,
     restarts: Option<Server>,
 }
 
@@ -19,14 +23,30 @@ impl Link {
     /// A way through this proxy.
     #[must_use]
     pub fn new(proxy: Proxy) -> Self {
-        Self { proxy, request: Request::Any, restarts: None }
+        Self { proxy, request: Some(Request::Any), reply: Vec::new(), restarts: None }
     }
 
     /// Which request `DropReply` means. A client that keeps its connection alive, or has a watch on it,
-    /// sends other things too: name a part that only requests have, the name of the cluster say.
+    /// sends other things too, and an operation that writes may read first: name a part that only writes
+    /// have.
     #[must_use]
     pub fn with_request(mut self, request: Request) -> Self {
-        self.request = request;
+        self.request = Some(request);
+        self
+    }
+
+    /// What only replies to such requests hold, where the server says other things as well.
+    #[must_use]
+    pub fn with_reply(mut self, reply: impl Into<Vec<u8>>) -> Self {
+        self.reply = reply.into();
+        self
+    }
+
+    /// Without `DropReply`: requests can't be seen here, so that none can be told from what comes before
+    /// it.
+    #[must_use]
+    pub fn without_sight(mut self) -> Self {
+        self.request = None;
         self
     }
 
@@ -48,9 +68,8 @@ impl Link {
 impl Faults for Link {
     fn supports(&self, fault: Fault) -> bool {
         match fault {
-            Fault::Cut | Fault::Pause | Fault::Delay(_) | Fault::DropReply | Fault::CutWatches => {
-                true
-            }
+            Fault::Cut | Fault::Pause | Fault::Delay(_) | Fault::CutWatches => true,
+            Fault::DropReply => self.request.is_some(),
             Fault::Restart => {
                 self.restarts.as_ref().is_some_and(|server| !server.nodes().is_empty())
             }
@@ -59,13 +78,17 @@ impl Faults for Link {
     }
 
     async fn inject(&self, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Cut => self.proxy.cut(),
-            Fault::Pause => self.proxy.hold(Direction::Both),
-            Fault::Delay(delay) => self.proxy.delay(Direction::ToClient, delay),
-            Fault::DropReply => self.proxy.lose_reply(self.request.clone()),
-            Fault::CutWatches => self.proxy.reset(),
-            Fault::Restart if self.supports(fault) => return restart(self.restarts.clone()).await,
+        match (fault, &self.request) {
+            (Fault::Cut, _) => self.proxy.cut(),
+            (Fault::Pause, _) => self.proxy.hold(Direction::Both),
+            (Fault::Delay(delay), _) => self.proxy.delay(Direction::ToClient, delay),
+            (Fault::DropReply, Some(request)) => {
+                self.proxy.lose_reply_with(request.clone(), self.reply.clone());
+            }
+            (Fault::CutWatches, _) => self.proxy.reset(),
+            (Fault::Restart, _) if self.supports(fault) => {
+                return restart(self.restarts.clone()).await;
+            }
             _ => {
                 let error = Error::new(ErrorKind::Unsupported, "inject");
                 return Err(error.message(format!("{fault:?} can't be made here")));

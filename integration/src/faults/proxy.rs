@@ -42,14 +42,17 @@ struct Shared {
     rules: watch::Sender<Rules>,
     /// Cancelled, it resets the connections that are open now.
     open: Mutex<CancellationToken>,
-    /// Each is used up by the first request that it fits.
-    losing: Mutex<Vec<Request>>,
+    /// Each is used up by the first request that it fits. With what only its reply holds.
+    losing: Mutex<Vec<(Request, Vec<u8>)>>,
     lost: AtomicU64,
     connections: AtomicU64,
     to_server: AtomicU64,
     to_client: AtomicU64,
     #[cfg(feature = "tls")]
     encryption: Option<Encryption>,
+    /// How clients are spoken to, where they are not in the open.
+    #[cfg(feature = "tls")]
+    serving: Option<Arc<rustls::ServerConfig>>,
 }
 
 /// How the server is spoken to.
@@ -90,6 +93,8 @@ pub enum Request {
     Any,
     /// The next one with these bytes in it: a subject, a key. They can't be seen through TLS.
     With(Vec<u8>),
+    /// The next one with any of these in it.
+    WithAny(Vec<Vec<u8>>),
 }
 
 /// What went through a proxy so far.
@@ -139,6 +144,22 @@ impl Proxy {
     pub async fn encrypting(server: &ApiServer) -> io::Result<Self> {
         let encryption = Some(crate::servers::trusting(server.authority()?)?);
         Self::with(&[server.address()?], Shared { encryption, ..Shared::default() }).await
+    }
+
+    /// Stands in front of an API server, and speaks TLS with both sides, with the server's own
+    /// certificate: what requests hold can be seen, and clients are as they always are.
+    ///
+    /// # Errors
+    /// There is no free port, or the server was not started here.
+    ///
+    /// # Cancel safety
+    /// Nothing is left.
+    #[cfg(feature = "tls")]
+    pub async fn seeing(server: &ApiServer) -> io::Result<Self> {
+        let encryption = Some(crate::servers::trusting(server.authority()?)?);
+        let serving = Some(server.serving()?);
+        let shared = Shared { encryption, serving, ..Shared::default() };
+        Self::with(&[server.address()?], shared).await
     }
 
     async fn with(targets: &[String], mut shared: Shared) -> io::Result<Self> {
@@ -194,7 +215,13 @@ impl Proxy {
     /// Delivers the next such request, and not what the server says after it: from then on that
     /// connection's client hears nothing, and a moment later the connection is reset.
     pub fn lose_reply(&self, request: Request) {
-        self.shared.losing().push(request);
+        self.lose_reply_with(request, Vec::new());
+    }
+
+    /// The same, and the connection is not reset before the server has said something with these bytes in
+    /// it: where it says other things as well, the request may not be applied yet when the first come.
+    pub fn lose_reply_with(&self, request: Request, reply: Vec<u8>) {
+        self.shared.losing().push((request, reply));
     }
 
     /// How many connections were reset because a reply was lost on them.
@@ -242,23 +269,28 @@ impl Shared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn losing(&self) -> MutexGuard<'_, Vec<Request>> {
+    fn losing(&self) -> MutexGuard<'_, Vec<(Request, Vec<u8>)>> {
         self.losing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the reply to a request that ends in the bytes from `fresh` on is to be lost; if so, that
-    /// one is used up.
-    fn loses(&self, bytes: &[u8], fresh: usize) -> bool {
+    /// Whether the reply to a request that ends in the bytes from `fresh` on is to be lost; if so, what the
+    /// reply holds, and that one is used up.
+    fn loses(&self, bytes: &[u8], fresh: usize) -> Option<Vec<u8>> {
         let mut losing = self.losing();
-        let fits = |request: &Request| match request {
+        let fits = |(request, _): &(Request, Vec<u8>)| match request {
             Request::Any => true,
-            Request::With(part) => {
-                let from = (fresh + 1).saturating_sub(part.len());
-                bytes[from..].windows(part.len().max(1)).any(|window| window == part)
-            }
+            Request::With(part) => holds(bytes, fresh, part),
+            Request::WithAny(parts) => parts.iter().any(|part| holds(bytes, fresh, part)),
         };
-        losing.iter().position(fits).map(|index| losing.remove(index)).is_some()
+        let index = losing.iter().position(fits)?;
+        Some(losing.remove(index).1)
     }
+}
+
+/// Whether these bytes hold such a part that ends in those from `fresh` on.
+fn holds(bytes: &[u8], fresh: usize, part: &[u8]) -> bool {
+    let from = (fresh + 1).saturating_sub(part.len());
+    part.is_empty() || bytes[from..].windows(part.len()).any(|window| window == part)
 }
 
 /// A port that was free may have been taken by another test program since.
@@ -302,9 +334,15 @@ async fn connection(
         if let Some((config, name)) = &shared.encryption {
             let connector = tokio_rustls::TlsConnector::from(Arc::clone(config));
             let encrypted = connector.connect(name.clone(), server).await?;
-            return carry(&mut client, tokio::io::split(encrypted), &shared).await;
+            let server = tokio::io::split(encrypted);
+            let Some(serving) = &shared.serving else {
+                return carry(client.split(), server, &shared).await;
+            };
+            let acceptor = tokio_rustls::TlsAcceptor::from(Arc::clone(serving));
+            let client = acceptor.accept(&mut client).await?;
+            return carry(tokio::io::split(client), server, &shared).await;
         }
-        carry(&mut client, server.split(), &shared).await
+        carry(client.split(), server.split(), &shared).await
     };
     if !matches!(open.run_until_cancelled(carried).await, Some(Ok(()))) {
         let _ = client.set_zero_linger();
@@ -313,14 +351,13 @@ async fn connection(
 }
 
 async fn carry(
-    client: &mut TcpStream,
+    (from_client, to_client): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     shared: &Shared,
 ) -> io::Result<()> {
-    let (from_client, to_client) = client.split();
     let (client_sends, client_sent) = mpsc::channel(CHUNKS_MAX);
     let (server_sends, server_sent) = mpsc::channel(CHUNKS_MAX);
-    let losing = watch::Sender::new(false);
+    let losing = watch::Sender::new(None);
     tokio::try_join!(
         read(from_client, client_sends, shared, |rules| rules.to_server.delay),
         read(from_server, server_sends, shared, |rules| rules.to_client.delay),
@@ -355,7 +392,7 @@ async fn write_to_server(
     mut to: impl AsyncWrite + Unpin,
     mut from: mpsc::Receiver<Chunk>,
     shared: &Shared,
-    losing: &watch::Sender<bool>,
+    losing: &watch::Sender<Option<Vec<u8>>>,
 ) -> io::Result<()> {
     // The end of what was sent before, in which a request may begin.
     let mut before = Vec::new();
@@ -366,11 +403,12 @@ async fn write_to_server(
         }
         let fresh = before.len();
         before.extend_from_slice(&bytes);
-        if shared.loses(&before, fresh) {
-            losing.send_replace(true);
+        if let Some(reply) = shared.loses(&before, fresh) {
+            losing.send_replace(Some(reply));
         }
         before.drain(..before.len().saturating_sub(CHUNK_BYTES));
         to.write_all(&bytes).await?;
+        to.flush().await?;
         shared.to_server.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
     Ok(())
@@ -380,11 +418,19 @@ async fn write_to_client(
     mut to: impl AsyncWrite + Unpin,
     mut from: mpsc::Receiver<Chunk>,
     shared: &Shared,
-    losing: watch::Receiver<bool>,
+    losing: watch::Receiver<Option<Vec<u8>>>,
 ) -> io::Result<()> {
+    let mut lost = Vec::new();
     while let Some(chunk) = from.recv().await {
         let bytes = arrived(chunk, shared, |rules| rules.to_client).await;
-        if *losing.borrow() {
+        let reply = losing.borrow().clone();
+        if let Some(reply) = reply {
+            let is_over = bytes.is_empty();
+            let fresh = lost.len();
+            lost.extend_from_slice(&bytes);
+            if !is_over && !holds(&lost, fresh, &reply) {
+                continue;
+            }
             tokio::time::sleep(LOSING).await;
             shared.lost.fetch_add(1, Ordering::Relaxed);
             return Err(io::Error::from(io::ErrorKind::ConnectionReset));
@@ -393,6 +439,7 @@ async fn write_to_client(
             return to.shutdown().await;
         }
         to.write_all(&bytes).await?;
+        to.flush().await?;
         shared.to_client.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     }
     Ok(())

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
+
+use super::start::Certificate;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_MAX: u64 = 16 << 20;
@@ -66,4 +68,17 @@ pub(crate) fn trusting(authority: &Path) -> io::Result<(Arc<ClientConfig>, Serve
         .with_no_client_auth();
     let name = ServerName::from(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST));
     Ok((Arc::new(config), name))
+}
+
+/// How clients are spoken to by whoever has this certificate.
+pub(super) fn serving(files: &Certificate) -> io::Result<ServerConfig> {
+    let chain = CertificateDer::pem_file_iter(&files.certificate).map_err(io::Error::other)?;
+    let chain = chain.collect::<Result<_, _>>().map_err(io::Error::other)?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(io::Error::other)?;
+    ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(io::Error::other)
 }

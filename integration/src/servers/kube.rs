@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use tempfile::TempDir;
@@ -36,6 +37,7 @@ pub struct Kube {
     tokens: Vec<String>,
     rbac: Option<String>,
     control: bool,
+    changes_tokens: bool,
 }
 
 /// An API server that runs. Clones are the same one.
@@ -53,6 +55,7 @@ struct Inner {
 struct Started {
     tokens: PathBuf,
     authority: PathBuf,
+    certificate: Certificate,
     // In this order: first the processes end, then their folder goes.
     node: Node,
     etcd: Server,
@@ -94,6 +97,14 @@ impl Kube {
         self
     }
 
+    /// One whose [tokens](ApiServer::set_tokens) can be replaced while it runs. The real one reads them
+    /// at its start only.
+    #[must_use]
+    pub fn with_changing_tokens(mut self) -> Self {
+        (self.control, self.changes_tokens) = (true, true);
+        self
+    }
+
     /// Looks whether there is one, without starting it, for [`trial`](crate::trial).
     ///
     /// # Errors
@@ -131,6 +142,18 @@ impl Kube {
                 format!("{APISERVER} reads no Roles from a file; {PROGRAM} names one that does");
             return Err(Missing::absent(BACKEND, why));
         }
+        if is_real(&program) && self.changes_tokens {
+            let why = format!(
+                "{APISERVER} reads its tokens at its start only; {PROGRAM} names one that reads them again"
+            );
+            return Err(Missing::absent(BACKEND, why));
+        }
+        if is_real(&program) && openssl(&["version"]).is_err() {
+            let why = format!(
+                "{APISERVER} wants an RSA key, and there is no program openssl to make one"
+            );
+            return Err(Missing::absent(BACKEND, why));
+        }
         Etcd::new().with_control().find().map_err(|missing| {
             Missing::absent(BACKEND, format!("an API server needs etcd: {missing}"))
         })?;
@@ -142,7 +165,7 @@ impl Kube {
     /// # Errors
     /// There is none on this machine, or it does not work.
     pub fn start(&self) -> Result<ApiServer, Missing> {
-        match self.found()? {
+        match self.found().inspect_err(Missing::tell)? {
             Found::Given(kubeconfig) if kubeconfig.is_file() => {
                 Ok(ApiServer(Arc::new(Inner { kubeconfig, started: None })))
             }
@@ -171,12 +194,13 @@ impl Kube {
             format!("--etcd-servers=http://{}", etcd.addresses().join(",http://")).into(),
             format!("--secure-port={port}").into(),
             "--tls-cert-file".into(),
-            files.certificate.into(),
+            files.certificate.clone().into(),
             "--tls-private-key-file".into(),
             files.key.clone().into(),
         ];
         if is_real(program) {
-            arguments.extend(real_arguments(port, &tokens, &files.key, folder.path()));
+            let keys = AccountKeys::make(folder.path())?;
+            arguments.extend(real_arguments(port, &tokens, &keys, folder.path()));
         } else {
             arguments.extend(["--token-file".into(), tokens.clone().into()]);
             if let Some(rbac) = &self.rbac {
@@ -206,7 +230,8 @@ impl Kube {
         node.start()?;
         make_namespace(port, &authority)?;
         let kubeconfig = path("kubeconfig");
-        let started = Started { tokens, authority, node, etcd, _folder: folder };
+        let started =
+            Started { tokens, authority, certificate: files, node, etcd, _folder: folder };
         let server = format!("https://127.0.0.1:{port}");
         fs::write(&kubeconfig, started.kubeconfig(&server, ADMIN, None)?)?;
         Ok(ApiServer(Arc::new(Inner { kubeconfig, started: Some(started) })))
@@ -227,7 +252,7 @@ impl Kube {
 }
 
 /// What envtest starts the real one with, beside what both take.
-fn real_arguments(port: u16, tokens: &Path, key: &Path, folder: &Path) -> Vec<OsString> {
+fn real_arguments(port: u16, tokens: &Path, keys: &AccountKeys, folder: &Path) -> Vec<OsString> {
     let with = |name: &str, path: &Path| {
         let mut argument = OsString::from(name);
         argument.push(path);
@@ -241,11 +266,46 @@ fn real_arguments(port: u16, tokens: &Path, key: &Path, folder: &Path) -> Vec<Os
         "--disable-admission-plugins=ServiceAccount".into(),
         "--service-cluster-ip-range=10.0.0.0/24".into(),
         format!("--service-account-issuer=https://127.0.0.1:{port}/").into(),
-        with("--service-account-key-file=", key),
-        with("--service-account-signing-key-file=", key),
+        with("--service-account-key-file=", &keys.public),
+        with("--service-account-signing-key-file=", &keys.private),
         with("--cert-dir=", folder),
         with("--token-auth-file=", tokens),
     ]
+}
+
+/// What the real one signs service accounts' tokens with, and checks them: RSA, for of a private key in
+/// PKCS#8 it reads the public part only if it is that.
+struct AccountKeys {
+    private: PathBuf,
+    public: PathBuf,
+}
+
+impl AccountKeys {
+    fn make(folder: &Path) -> io::Result<Self> {
+        let (private, public) = (folder.join("accounts.key"), folder.join("accounts.pub"));
+        let name = |path: &Path| path.display().to_string();
+        let (key, published) = (name(&private), name(&public));
+        openssl(&[
+            "genpkey",
+            "-algorithm",
+            "RSA",
+            "-pkeyopt",
+            "rsa_keygen_bits:2048",
+            "-out",
+            &key,
+        ])?;
+        openssl(&["pkey", "-in", &key, "-pubout", "-out", &published])?;
+        Ok(Self { private, public })
+    }
+}
+
+fn openssl(arguments: &[&str]) -> io::Result<()> {
+    let output = Command::new("openssl").args(arguments).stdin(Stdio::null()).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("openssl {} failed: {said}", arguments[0])))
 }
 
 fn is_real(program: &Path) -> bool {
@@ -317,6 +377,11 @@ impl ApiServer {
     /// It was not started here.
     pub fn authority(&self) -> io::Result<&Path> {
         Ok(&self.started()?.authority)
+    }
+
+    /// What it takes to speak TLS in its stead, with its certificate.
+    pub(crate) fn serving(&self) -> io::Result<Arc<rustls::ServerConfig>> {
+        https::serving(&self.started()?.certificate).map(Arc::new)
     }
 
     /// The token of whoever may do everything.
@@ -396,6 +461,40 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let (true, Some(started)) = (std::thread::panicking(), &self.started) {
             eprintln!("{}", started.node.log_tail());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_real_one_gets_keys_that_it_reads() {
+        if let Err(error) = openssl(&["version"]) {
+            Missing::absent("openssl", error.to_string()).tell();
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let keys = AccountKeys::make(folder.path()).expect("keys");
+        let private = fs::read_to_string(&keys.private).expect("readable");
+        assert!(private.starts_with("-----BEGIN PRIVATE KEY-----"), "not PKCS#8");
+        let public = fs::read_to_string(&keys.public).expect("readable");
+        assert!(public.starts_with("-----BEGIN PUBLIC KEY-----"), "{public}");
+        openssl(&["odd"]).expect_err("there is no such command");
+    }
+
+    #[test]
+    fn what_the_real_one_can_not_do_is_said() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join(APISERVER);
+        assert!(is_real(&program) && !is_real(&folder.path().join("kube-testserver")));
+        let keys = AccountKeys { private: "a.key".into(), public: "a.pub".into() };
+        let arguments = real_arguments(1, Path::new("t"), &keys, folder.path());
+        for right in
+            ["--service-account-key-file=a.pub", "--service-account-signing-key-file=a.key"]
+        {
+            assert!(arguments.iter().any(|one| one == right), "{arguments:?}");
         }
     }
 }

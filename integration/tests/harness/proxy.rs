@@ -26,6 +26,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     }
     add!(carries cuts resets holds_requests holds_replies delays throttles);
     add!(loses_a_reply_and_not_the_request loses_only_the_reply_that_was_named);
+    add!(waits_for_the_reply_that_it_loses);
     add!(ends_a_connection_when_one_side_does makes_the_faults_of_the_suite);
     trials
 }
@@ -221,6 +222,22 @@ async fn loses_only_the_reply_that_was_named(cx: Cx) -> Result<(), Failed> {
     cx.proxy.lose_reply(Request::Any);
     cx.proxy.heal();
     say(&mut other, "healed").await?;
+    Ok(())
+}
+
+async fn waits_for_the_reply_that_it_loses(cx: Cx) -> Result<(), Failed> {
+    let mut client = cx.client().await?;
+    let writes = ["claim", "publish"].map(|write| write.as_bytes().to_vec());
+    cx.proxy.lose_reply_with(Request::WithAny(writes.to_vec()), b"done".to_vec());
+    say(&mut client, "renew").await?;
+    send(&mut client, "publish").await?;
+    is_silent(&mut client).await;
+    assert_eq!(cx.proxy.replies_lost(), 0, "it was not said yet");
+    send(&mut client, "do").await?;
+    is_silent(&mut client).await;
+    send(&mut client, "ne").await?;
+    is_reset(&mut client).await;
+    assert_eq!(cx.applied(), 5 + 7 + 2 + 2);
     Ok(())
 }
 

@@ -143,7 +143,8 @@ fn command(backend: &str, variables: &[(&str, &str)]) -> Result<Command, Failed>
     for name in CHOOSING {
         command.env_remove(name);
     }
-    command.env_remove("COORD_REQUIRE").env(TELL, backend);
+    // What it lacks is the point of a trial, and nothing that a test run lacks.
+    command.env_remove("COORD_REQUIRE").env_remove("COORD_LEFT_OUT").env(TELL, backend);
     for (name, value) in variables {
         match value.is_empty() {
             true => command.env_remove(name),

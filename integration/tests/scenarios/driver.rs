@@ -175,6 +175,11 @@ impl World {
         self.add_by(proxy, url, name, None, replace, clock)
     }
 
+    /// Starts a member under the name of one that is dead, as a supervisor does.
+    pub(crate) async fn add_successor(&mut self, name: &str) -> Done<usize> {
+        self.add_with(name, true, None).await
+    }
+
     /// Starts a member that by mistake looks for its leases where another cluster has them.
     pub(crate) async fn add_misled(&mut self, name: &str, other: &ClusterName) -> Done<usize> {
         let (proxy, url) = self.way().await?;
@@ -265,14 +270,18 @@ impl World {
         };
         views.iter().all(are_shared)
             && views.windows(2).all(|pair| pair[0].map(|v| &v.tables) == pair[1].map(|v| &v.tables))
-            && self.hosted() == shards
+            && self.hosted_by(|_| true) == shards
     }
 
-    /// How many shards are hosted now.
-    fn hosted(&self) -> u32 {
+    /// How many shards are hosted now by these members, of those that were not killed.
+    pub(crate) fn hosted_by(&self, counts: impl Fn(usize) -> bool) -> u32 {
         let at = now();
-        let may = self.living().filter(|member| member.may_host.is_some_and(|until| at < until));
-        let hosted = may.flat_map(|member| &member.hosts).collect::<BTreeSet<_>>().len();
+        let may = |member: &Member| {
+            member.killed.is_none() && member.may_host.is_some_and(|until| at < until)
+        };
+        let members = self.members.iter().enumerate();
+        let members = members.filter(|(n, member)| counts(*n) && may(member));
+        let hosted = members.flat_map(|(_, member)| &member.hosts).collect::<BTreeSet<_>>().len();
         u32::try_from(hosted).expect("few")
     }
 

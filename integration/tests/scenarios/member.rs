@@ -6,10 +6,10 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord::cluster::{Cluster, Handoff, Heard, Host, Settings, Stores};
+use coord::cluster::{Cluster, EventOrLag, Handoff, Host, Settings, Stores, Table};
 use coord::{
     Address, Backend, Fence, Moment, NodeId, NodeInfo, Placement, Publish, Replace, ShardCount,
-    ShardMap, TableHeader, TableName,
+    ShardMap, TableName,
 };
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -148,9 +148,12 @@ async fn start(
     let builder = Cluster::builder(stores, info)
         .settings(description.settings.clone())
         .replace(replace)
-        .table(table(), TableHeader::new(description.shards))
-        .handoff(table(), description.handoff)
-        .host(table(), Arc::clone(host));
+        .table(
+            Table::new(table())
+                .shards(description.shards)
+                .handoff(description.handoff)
+                .host(Arc::clone(host)),
+        );
     Ok((builder.start().await?, backend))
 }
 
@@ -170,8 +173,8 @@ async fn tell_events(cluster: &Cluster) {
     let mut events = cluster.events();
     loop {
         match events.next().await {
-            Some(Heard::Event(event)) => say(Said::Event((*event).clone())),
-            Some(Heard::Missed(missed)) => say(Said::Missed(missed)),
+            Some(EventOrLag::Event(event)) => say(Said::Event((*event).clone())),
+            Some(EventOrLag::Missed(missed)) => say(Said::Missed(missed)),
             // The end is told by whoever brought it about.
             _ => return std::future::pending().await,
         }

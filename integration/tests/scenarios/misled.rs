@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coord::cluster::{EventKind, Misfit};
+use coord::cluster::{EventKind, TableMismatch};
 use coord::session::Leases;
 use coord::{
     Binding, Claim, ClaimRequest, ClusterName, Fence, Incarnation, LeaseName, NodeId, ShardCount,
@@ -30,7 +30,7 @@ fn other(world: &World) -> Done<ClusterName> {
 
 /// One of them, that leads by its own lease, is told that the tables obey this one.
 async fn is_told(world: &mut World, members: &[usize], by: &Fence) -> Done {
-    let right = Misfit::OtherLease(Binding::of(by));
+    let right = TableMismatch::OtherLease(Binding::of(by));
     let told = |kind: &EventKind| {
         let EventKind::TableRefused { table, misfit, .. } = kind else { return false };
         *table == TableName::cluster() && *misfit == right

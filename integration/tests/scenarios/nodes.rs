@@ -1,5 +1,7 @@
 //! A, H, L: nodes that die, come twice, or change while nobody looks.
 
+use std::time::Duration;
+
 use coord::cluster::EventKind;
 use coord::{NodeEvent, ShardMap, Watched, Watcher};
 use libtest_mimic::Trial;
@@ -62,25 +64,24 @@ async fn restarts(world: &mut World) -> Done {
     let (leads, _) = world.leader().await?;
     let victim = (leads + 1) % 3;
     let name = world.members[victim].name.clone();
+    // While the registered process lives, another one is refused and told where it is.
+    let second = world.add(&name).await?;
+    let joined = world
+        .until("it joins or not", PATIENCE, |world| world.members[second].has_joined())
+        .await?;
+    match joined {
+        Err(why) if why.contains("localhost:4000") => {}
+        other => return Err(format!("two processes under one id: {other:?}").into()),
+    }
+    world.kill(second)?;
+    // A dead one is replaced at once, since the machine shows that it is dead.
     let gone = world.kill(victim)?;
-    // While the registration of the former process lives, a new one is refused and told who is there.
-    let mut refusals = 0;
-    let back = loop {
-        let tried = world.add(&name).await?;
-        let joined = world
-            .until("it joins or not", PATIENCE, |world| world.members[tried].has_joined())
-            .await?;
-        match joined {
-            Ok(()) => break tried,
-            Err(why) if why.contains("localhost:4000") => refusals += 1,
-            Err(why) => return Err(format!("refused with {why}").into()),
-        }
-        world.kill(tried)?;
-        tokio::time::sleep(world.settings.heartbeat / 2).await;
-    };
-    assert!(refusals > 0, "the former process was waited for");
+    let back = world.add(&name).await?;
+    let joined =
+        world.until("it joins", PATIENCE, |world| world.members[back].has_joined()).await?;
+    joined.map_err(|why| format!("a dead process keeps its id: {why}"))?;
     let at = super::recording::now();
-    world.note("a node was back under its id", at.since(gone), world.detection());
+    world.note("a node was back under its id", at.since(gone), Duration::from_secs(2));
     runs_alone(world, back, &[]).await
 }
 

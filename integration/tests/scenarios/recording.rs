@@ -37,11 +37,11 @@ impl Debug for Recording {
 #[derive(Clone)]
 pub(crate) struct Told {
     sink: Arc<Sink>,
-    tenures: Arc<Mutex<BTreeMap<AttemptId, Tenure>>>,
+    tenures: Arc<Mutex<BTreeMap<AttemptId, Holding>>>,
 }
 
 #[derive(Debug)]
-struct Tenure {
+struct Holding {
     fence: Fence,
     until: Moment,
     ended: bool,
@@ -70,7 +70,7 @@ impl Told {
         let (fence, ttl) = (grant.fence(), grant.ttl.get());
         let until = sent.plus(ttl).minus((ttl / 10).max(Duration::from_millis(100)));
         let mut tenures = self.tenures.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = Tenure { fence: fence.clone(), until, ended: false };
+        let fresh = Holding { fence: fence.clone(), until, ended: false };
         let tenure = tenures.entry(fence.attempt).or_insert(fresh);
         let at = now();
         if at < tenure.until && !tenure.ended {

@@ -42,7 +42,7 @@ fn long(store: &Store) -> Settings {
 }
 
 /// Breaks the servers outside of the runtime.
-async fn breaking(
+pub(crate) async fn breaking(
     server: &Servers,
     act: impl FnOnce(&Servers) -> std::io::Result<()> + Send + 'static,
 ) -> Done {
@@ -51,7 +51,7 @@ async fn breaking(
 }
 
 /// Waits until the store answers the scenario itself.
-async fn answers(world: &World) -> Done<Moment> {
+pub(crate) async fn answers(world: &World) -> Done<Moment> {
     let (lease, name) = (world.backend.lease(), LeaseName::leader());
     let ask = async {
         while !matches!(

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord::cluster::{Event, EventKind, Events, Heard};
+use coord::cluster::{Event, EventKind, EventOrLag, Events};
 use coord::{NodeId, ShardMap};
 use futures::StreamExt as _;
 use futures::stream::{BoxStream, SelectAll};
@@ -48,7 +48,7 @@ struct Player {
     world: World,
     report: Report,
     audit: Audit,
-    events: SelectAll<BoxStream<'static, Heard>>,
+    events: SelectAll<BoxStream<'static, EventOrLag>>,
     /// Every node tells every event; each is told to the reader once.
     told: HashSet<String>,
     started: Instant,
@@ -159,8 +159,8 @@ impl Player {
         self.events.push(events.boxed());
     }
 
-    fn hear(&mut self, heard: Heard) -> Result<(), Failure> {
-        let Heard::Event(event) = heard else { return Ok(()) };
+    fn hear(&mut self, heard: EventOrLag) -> Result<(), Failure> {
+        let EventOrLag::Event(event) = heard else { return Ok(()) };
         if let EventKind::LeaderElected { term, .. } = &event.kind
             && !self.terms.contains(&term.get())
         {

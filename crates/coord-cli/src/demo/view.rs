@@ -53,7 +53,7 @@ impl Frame {
         };
         let mut lines = vec![
             paint(clip(&format!("{}  {}", stamp(self.elapsed), self.title), width), Color::Cyan),
-            clip(&format!("{}  {}", self.leadership(), self.assignment()), width),
+            clip(&self.headline(), width),
             paint(clip(&format!("> {}", self.step), width), Color::Yellow),
             String::new(),
         ];
@@ -91,11 +91,17 @@ impl Frame {
             shown.log.pop_front();
         }
         let mut lines = shown.lines(width, colour);
+        // Who leads is told also where there is no line for its node.
+        lines[1] = clip(&self.headline(), width);
         if let Some(folded) = folded {
             lines.insert(4 + shown.nodes.len(), format!("  … and {folded} more"));
         }
         lines.truncate(height);
         lines
+    }
+
+    fn headline(&self) -> String {
+        format!("{}  {}", self.leadership(), self.assignment())
     }
 
     fn leadership(&self) -> String {
@@ -215,6 +221,15 @@ mod tests {
         assert_eq!(lines[5], format!("* n2  active        342  {}", "█".repeat(40)));
         assert!(lines.iter().all(|line| line.chars().count() <= 79));
         assert_eq!(lines.last().map(String::as_str), Some("0:01.0  n2 leads"));
+    }
+
+    #[test]
+    fn a_low_terminal_still_says_who_leads() {
+        for height in 1..=9 {
+            let lines = frame().fitted(79, height, false);
+            assert!(lines.len() <= height, "{lines:#?}");
+            assert!(height < 2 || lines[1].starts_with("n2 leads in term 7"), "{lines:#?}");
+        }
     }
 
     #[test]

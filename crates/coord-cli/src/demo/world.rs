@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use coord::cluster::{Cluster, Events, Host, HostError, Settings, ShardFence, Status};
+use coord::cluster::{Cluster, Events, Host, HostError, Settings, ShardFence, Status, Table};
 use coord::{
     Address, BackendUrl, Fence, Label, NodeId, NodeInfo, NodeStatus, Result, ShardCount, ShardId,
     ShardMap, TableHeader, TableName,
@@ -66,7 +66,7 @@ impl Host for Noting {
 impl World {
     /// A world on this store. A cluster that is at work there is left alone.
     pub(crate) async fn open(url: &str, args: &DemoArgs) -> Result<Self, Failure> {
-        let coord = coord::connect(url).await?;
+        let coord = crate::connect(url).await?;
         let nodes = coord.backend().discovery().nodes().await?;
         let target = coord.info().target.clone();
         coord.close().await?;
@@ -103,8 +103,11 @@ impl World {
         let cluster = coord
             .cluster(node)
             .settings(self.settings.clone())
-            .table(self.table.clone(), self.header.clone())
-            .host(self.table.clone(), Arc::new(Noting { node: id.clone(), hosted }))
+            .table(
+                Table::new(self.table.clone())
+                    .shards(self.header.shards)
+                    .host(Arc::new(Noting { node: id.clone(), hosted })),
+            )
             .start()
             .await?;
         let events = cluster.events();

@@ -1,160 +1,181 @@
-//! A command that runs only while a lease is held.
+//! The command that runs under a lease: how it is started, signalled and waited for.
 
-use std::io::{self, IsTerminal as _, Write as _};
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::{ExitCode, ExitStatus};
-use std::time::Duration;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::ExitCode;
 
-use coord::session::LeaseGuard;
+use coord::Fence;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use tokio::process::{Child, Command};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process, kill_process_group, waitid,
+};
 use tokio::signal::unix::{self, SignalKind};
-use tokio::time::timeout;
 
+use super::machine::Input;
 use crate::args::LeaseRunArgs;
+use crate::exec;
 use crate::failure::{Failure, code};
 
-/// Runs the command under the guard. The command has ended when this returns, and only then is the
-/// lease released.
-pub(super) async fn supervise(
-    guard: LeaseGuard,
-    args: &LeaseRunArgs,
-    stop_budget: Duration,
-) -> Result<ExitCode, Failure> {
-    let mut told = Told::new()?;
-    let mut command = match Supervised::start(&guard, args, stop_budget) {
-        Ok(command) => command,
-        Err(failure) => {
-            guard.release().await?;
-            return Err(failure);
-        }
-    };
-    let (status, how) = tokio::select! {
-        biased;
-        _ = guard.lost() => (command.stop().await?, "was stopped"),
-        status = command.child.wait() => (status?, "ended by itself, too late"),
-        () = told.stop_wanted() => (command.stop().await?, "was stopped"),
-    };
-    // What the command has left running must not go on without the lease.
-    command.tell(Signal::KILL);
-    // A process that was paused finds everything ready at once: the clock tells what came first.
-    if !guard.is_held() {
-        let lost = guard.lost().await;
-        let message = format!("the lease {} was lost ({lost}); the command {how}", args.name);
-        return Err(Failure::new(code::DID_NOT_HOLD, message));
-    }
-    if let Err(error) = guard.release().await {
-        // The command has done its work all the same, and its code is the one that is wanted.
-        let name = &args.name;
-        let note =
-            format!("coord: note: {name} could not be released and ends by its ttl: {error}");
-        writeln!(io::stderr(), "{note}")?;
-    }
-    Ok(exit_code(status))
-}
-
-/// The signals by which this process is told to stop.
-struct Told([unix::Signal; 4]);
-
-impl Told {
-    fn new() -> io::Result<Self> {
-        let [interrupt, terminate, hangup, quit] = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-            SignalKind::quit(),
-        ]
-        .map(unix::signal);
-        Ok(Self([interrupt?, terminate?, hangup?, quit?]))
-    }
-
-    async fn stop_wanted(&mut self) {
-        let [interrupt, terminate, hangup, quit] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-            _ = quit.recv() => {}
-        }
-    }
-}
+/// What a command may do without ending.
+const CHANGED: WaitIdOptions = WaitIdOptions::STOPPED.union(WaitIdOptions::CONTINUED);
 
 /// The command, and whom its signals go to.
-struct Supervised {
-    child: Child,
-    id: Option<Pid>,
-    own_group: bool,
-    stop_budget: Duration,
+pub(super) struct Child {
+    id: Pid,
+    pub(super) own_group: bool,
+    /// Something has changed with a child of this process.
+    changes: unix::Signal,
+    /// What it ended with. It is not reaped before it is dropped, so that its id stays its own.
+    ended: Option<i32>,
 }
 
-impl Supervised {
-    fn start(
-        guard: &LeaseGuard,
-        args: &LeaseRunArgs,
-        stop_budget: Duration,
-    ) -> Result<Self, Failure> {
+impl Child {
+    /// Starts the command with the fence in its environment.
+    pub(super) fn start(fence: &Fence, args: &LeaseRunArgs, url: &str) -> Result<Self, Failure> {
         let Some((program, rest)) = args.command.split_first() else {
             return Err(Failure::input("no command is given after --"));
         };
-        let fence = guard.fence();
-        let mut command = Command::new(program);
+        let changes = unix::signal(SignalKind::child())?;
+        let mut command = exec::command(program, rest);
         command
-            .args(rest)
             .env("COORD_LEASE", fence.lease.as_str())
             .env("COORD_TERM", fence.term.to_string())
             .env("COORD_ATTEMPT", fence.attempt.to_string())
             .env("COORD_ORIGIN", fence.origin.as_str())
-            .kill_on_drop(true);
-        // A group of its own, so that what the command has started is stopped with it. At a terminal it
-        // stays in this one: only then may it read, and the terminal's own keys reach both.
-        let own_group = !io::stdin().is_terminal();
+            // It may hold a password, and what the command starts would have it as well.
+            .env_remove("COORD_BACKEND");
+        if args.pass_backend {
+            command.env("COORD_BACKEND", url);
+        }
+        // A group of its own, so that what the command has started is stopped with it. In the foreground
+        // of a terminal it stays in this one: only then may it use the terminal, and the terminal's own
+        // keys reach both.
+        let own_group = !in_foreground();
         if own_group {
             command.process_group(0);
         }
         let child = command.spawn().map_err(|error| {
-            let code = match error.kind() {
-                io::ErrorKind::NotFound => code::NOT_FOUND,
-                _ => code::NOT_STARTED,
-            };
-            Failure::new(code, format!("can't start {}: {error}", program.display()))
+            Failure::new(exec::code_of(&error), exec::not_started(program, &error))
         })?;
-        let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        Ok(Self { child, id, own_group, stop_budget })
+        Ok(Self { id: Pid::from_child(&child), own_group, changes, ended: None })
     }
 
-    /// Asks the command and all that it has started to end, and kills it after the budget.
-    async fn stop(&mut self) -> io::Result<ExitStatus> {
-        self.tell(Signal::TERM);
-        // One that is stopped hears nothing else before it goes on.
-        self.tell(Signal::CONT);
-        if let Ok(status) = timeout(self.stop_budget, self.child.wait()).await {
-            return status;
+    /// The next change of the command. `held` tells, at the moment of its end, whether the lease is.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(super) async fn changed(&mut self, held: impl Fn() -> bool) -> io::Result<Input> {
+        loop {
+            // Left to be waited for: what is sent to its id until then can reach nobody else.
+            let any = WaitIdOptions::EXITED | CHANGED | WaitIdOptions::NOWAIT;
+            match self.look(any)? {
+                Some(status) if status.exited() || status.killed() || status.dumped() => {
+                    let killed = status.terminating_signal().map(|signal| 128 + signal);
+                    self.ended = status.exit_status().or(killed).or(Some(1));
+                    return Ok(Input::Ended { held: held() });
+                }
+                Some(_) => match self.look(CHANGED) {
+                    Ok(Some(status)) => {
+                        return Ok(status
+                            .stopping_signal()
+                            .map_or(Input::Continued, Input::Stopped));
+                    }
+                    // It goes on or has ended since.
+                    Ok(None) => continue,
+                    Err(error) if error.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => {
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                },
+                None => {}
+            }
+            self.changes.recv().await;
         }
-        self.tell(Signal::KILL);
-        self.child.wait().await
     }
 
-    /// Sends a signal to the whole group, or to the command alone where it has none. What is gone
-    /// already needs no signal.
-    fn tell(&self, signal: Signal) {
-        let Some(id) = self.id else { return };
-        let sent = if self.own_group {
-            kill_process_group(id, signal)
-        } else if self.child.id().is_some() {
-            kill_process(id, signal)
-        } else {
-            Ok(())
-        };
-        match sent {
+    fn look(&self, what: WaitIdOptions) -> io::Result<Option<WaitIdStatus>> {
+        Ok(waitid(WaitId::Pid(self.id), what | WaitIdOptions::NOHANG)?)
+    }
+
+    /// Sends a signal to the whole group, or to the command alone where it has none.
+    pub(super) fn send(&self, signal: i32) {
+        self.signal(signal, if self.own_group { kill_process_group } else { kill_process });
+    }
+
+    /// Sends a signal to the command alone.
+    pub(super) fn pass_on(&self, signal: i32) {
+        self.signal(signal, kill_process);
+    }
+
+    /// What is gone already needs no signal.
+    fn signal(&self, signal: i32, kill: fn(Pid, Signal) -> rustix::io::Result<()>) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        match kill(self.id, signal) {
             Ok(()) | Err(Errno::SRCH) => {}
             Err(error) => tracing::warn!(%error, "can't signal the command"),
         }
     }
+
+    /// The command's own exit code once it has ended; 128 and the signal's number if it was killed, as
+    /// shells say it.
+    pub(super) fn code(&self) -> ExitCode {
+        code::of(self.ended)
+    }
 }
 
-/// The command's own exit code; 128 and the signal's number if it was killed, as shells say it.
-fn exit_code(status: ExitStatus) -> ExitCode {
-    let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    ExitCode::from(u8::try_from(number).unwrap_or(1))
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            // An error left it running.
+            self.send(Signal::KILL.as_raw());
+        }
+        // It has ended or is about to; where it can't be waited for, nobody can.
+        let _ = waitid(WaitId::Pid(self.id), WaitIdOptions::EXITED);
+    }
+}
+
+/// Whether this process is in the foreground of its terminal, as a shell's foreground job is.
+#[cfg(target_os = "linux")]
+fn in_foreground() -> bool {
+    // Asked through /proc, since a group whose leader is outside this namespace has the id 0.
+    std::fs::read_to_string("/proc/self/stat").is_ok_and(|stat| stat_in_foreground(&stat))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_foreground() -> bool {
+    let terminal = std::fs::File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| {
+        rustix::termios::tcgetpgrp(&terminal)
+            .is_ok_and(|foreground| foreground == rustix::process::getpgrp())
+    })
+}
+
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux has /proc/self/stat"))]
+fn stat_in_foreground(stat: &str) -> bool {
+    // The program's name stands in parentheses and may hold anything.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return false };
+    let mut fields = fields.split_whitespace().skip(2);
+    let (group, _session) = (fields.next(), fields.next());
+    let (terminal, foreground) = (fields.next(), fields.next());
+    terminal.is_some_and(|terminal| terminal != "0") && group.is_some() && group == foreground
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_foreground_is_told_by_the_terminal_and_not_by_the_input() {
+        for (stat, is) in [
+            ("7 (coord) S 1 7 7 34816 7 4194304 1", true),
+            ("7 (a) b 0 ) S 1 7 7 34816 7 4194304 1", true),
+            ("7 (coord) S 1 7 5 34816 5 4194304 1", false),
+            ("7 (coord) S 1 7 7 0 -1 4194304 1", false),
+            ("7 (coord) S 1 0 0 34816 0 4194304 1", true),
+            ("", false),
+            ("7 (coord) S", false),
+        ] {
+            assert_eq!(stat_in_foreground(stat), is, "{stat}");
+        }
+    }
 }

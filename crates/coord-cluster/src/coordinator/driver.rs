@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use coord_core::session::{LeaseGuard, Lost, Tenure};
+use coord_core::session::{HeldLease, LeaseGuard, Lost};
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Evict, LeaseName, NodeId, Publish,
     Request, RequestEvent, RequestId, RequestRecord, Result, TableName, Watched, Watcher,
@@ -12,8 +12,9 @@ use coord_core::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::machine::{Job, Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
-use crate::commands::{Command, Refusal, Reply};
-use crate::events::{Cause, Event, EventKind, Misfit};
+use crate::commands::{Command, CommandError, Reply};
+use crate::events::{Event, EventKind, EventSource, TableMismatch};
+use crate::observer::Observer;
 use crate::record;
 use crate::shared::Shared;
 use crate::telemetry;
@@ -45,6 +46,8 @@ pub(crate) enum Ended {
     Refused(String),
     /// A write was refused although the lease is still this node's: the store went back.
     TermRegression,
+    /// The work panicked, with this message. The lease is to be released, and no new one wanted for a while.
+    Panicked(String),
     /// The node's runtime ends.
     Stopped,
 }
@@ -56,6 +59,7 @@ impl fmt::Display for Ended {
             Self::GaveWay(heir) => write!(f, "{heir} is to lead, and was slower"),
             Self::Release(why) => f.write_str(why),
             Self::Refused(why) => f.write_str(why),
+            Self::Panicked(message) => write!(f, "the leader's task panicked: {message}"),
             Self::TermRegression => f.write_str("the store went back"),
             Self::Stopped => f.write_str("the node's runtime ends"),
         }
@@ -66,7 +70,7 @@ impl fmt::Display for Ended {
 pub(crate) async fn lead(
     shared: &Arc<Shared>,
     guard: &LeaseGuard,
-    gate: Option<watch::Receiver<Option<Tenure>>>,
+    gate: Option<watch::Receiver<Option<HeldLease>>>,
     late_heir: Option<NodeId>,
     local: &mut mpsc::Receiver<LocalCommand>,
 ) -> Ended {
@@ -75,6 +79,7 @@ pub(crate) async fn lead(
     let mut machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
     machine.on_gate(gate.is_none());
     machine.has_waited_for(late_heir);
+    machine.on_before(shared.look(Observer::before));
     for (name, seen) in shared.seen() {
         machine.on_history(&name, seen);
     }
@@ -82,7 +87,7 @@ pub(crate) async fn lead(
         shared: Arc::clone(shared),
         guard,
         gate,
-        gated_by: None,
+        require_lease: None,
         machine,
         look: None,
         asked: BTreeMap::new(),
@@ -99,9 +104,9 @@ pub(crate) struct Lead<'a> {
     shared: Arc<Shared>,
     guard: &'a LeaseGuard,
     /// The tenure of the lease that gates the tables, where there is one.
-    gate: Option<watch::Receiver<Option<Tenure>>>,
+    gate: Option<watch::Receiver<Option<HeldLease>>>,
     /// The tenure of it that the machine was told of.
-    gated_by: Option<Tenure>,
+    require_lease: Option<HeldLease>,
     machine: Machine,
     /// The number of the look at the nodes that is under way.
     look: Option<u64>,
@@ -147,7 +152,9 @@ impl Lead<'_> {
             if verdicts.has_changed().unwrap_or_default() {
                 self.machine.on_verdicts(&verdicts.borrow_and_update());
             }
-            let step = match self.machine.next(shared.clock.now()) {
+            let turn = self.machine.next(shared.clock.now());
+            self.tell_unwritten();
+            let step = match turn {
                 Turn::Do(step) => step,
                 Turn::Stop(stop) => return self.stopped(stop).await,
                 Turn::Wait(until) => {
@@ -179,25 +186,37 @@ impl Lead<'_> {
         }
     }
 
+    /// Shows whether the leader can write down what it has to remember.
+    fn tell_unwritten(&self) {
+        let why = self.machine.unwritten();
+        if self.shared.look(|observer| observer.unwritten() != why) {
+            let why = why.map(str::to_owned);
+            self.shared.observe(|observer| {
+                observer.on_unwritten(why);
+                Vec::new()
+            });
+        }
+    }
+
     /// Tells the machine whether the tables may be written.
     fn take_gate(&mut self) {
         let Some(gate) = &mut self.gate else { return };
-        let now = gate.borrow_and_update().clone().filter(Tenure::is_held);
-        let fence = |tenure: &Option<Tenure>| tenure.as_ref().map(Tenure::fence);
-        if fence(&now) == fence(&self.gated_by) {
+        let now = gate.borrow_and_update().clone().filter(HeldLease::is_held);
+        let fence = |tenure: &Option<HeldLease>| tenure.as_ref().map(HeldLease::fence);
+        if fence(&now) == fence(&self.require_lease) {
             return;
         }
         // Also where it was lost and is held again: others may have written in between.
         self.machine.on_gate(false);
         self.machine.on_gate(now.is_some());
-        self.gated_by = now;
+        self.require_lease = now;
     }
 
     /// Whether a step has to wait for the lease that gates the tables. By its clock, right before the
     /// write; a write that is on its way all the same is fenced by the claim of whoever holds it next.
     fn is_gated(&self, step: &Step) -> bool {
         let (Step::Claim(table, _) | Step::Publish(table, ..)) = step else { return false };
-        let held = || self.gated_by.as_ref().is_some_and(Tenure::is_held);
+        let held = || self.require_lease.as_ref().is_some_and(HeldLease::is_held);
         self.gate.is_some() && !table.is_reserved() && !held()
     }
 
@@ -249,7 +268,7 @@ impl Lead<'_> {
             Watched::Event(RequestEvent::Gone(id)) => {
                 self.seen.remove(&id);
             }
-            Watched::Away(error) => {
+            Watched::Disconnected(error) => {
                 tracing::debug!(%error, "the requests to the leader can't be watched");
             }
             _ => {}
@@ -266,7 +285,7 @@ impl Lead<'_> {
             Err(error) => {
                 let why = std::error::Error::source(&error)
                     .map_or_else(|| error.to_string(), ToString::to_string);
-                self.machine.refuse(ticket, Refusal::Unreadable { why });
+                self.machine.refuse(ticket, CommandError::Unreadable { why });
             }
         }
     }
@@ -313,13 +332,13 @@ impl Lead<'_> {
         let misfit = match claim {
             Claim::Claimed(table) => return Outcome::Claimed(table.map),
             Claim::Fenced(_) => return Outcome::Fenced,
-            Claim::Mismatch(header) => Misfit::OtherHeader(header),
-            Claim::OtherLease(binding) => Misfit::OtherLease(binding),
+            Claim::Mismatch(header) => TableMismatch::OtherHeader(header),
+            Claim::OtherLease(binding) => TableMismatch::OtherLease(binding),
             _ => return Outcome::Failed("an unknown outcome of a claim".to_owned()),
         };
         let (name, term) = (table.clone(), self.guard.fence().term);
         let refused = EventKind::TableRefused { table: name, term, misfit: misfit.clone() };
-        self.shared.observe(|_| vec![Event::new(Cause::Local, refused)]);
+        self.shared.observe(|_| vec![Event::new(EventSource::Local, refused)]);
         Outcome::Refused(format!("table {table} {misfit}"))
     }
 
@@ -364,7 +383,7 @@ impl Lead<'_> {
         let body = record::write("write reply", reply)?;
         let answer = Answer::new(body).or_else(|_too_long| {
             let why = "the answer does not fit into a record".to_owned();
-            let reply = Reply::Refused(Refusal::Failed { why });
+            let reply = Reply::Refused(CommandError::Failed { why });
             Answer::new(record::write("write reply", &reply)?)
         })?;
         let fence = self.guard.fence();
@@ -388,13 +407,13 @@ impl Lead<'_> {
         for asker in std::mem::take(&mut self.asked).into_values() {
             if let Asker::Local(sender) = asker {
                 // Nobody may be waiting any more.
-                let _ = sender.send(Reply::Refused(Refusal::Lost));
+                let _ = sender.send(Reply::Refused(CommandError::Lost));
             }
         }
     }
 }
 
-async fn changed(gate: Option<&mut watch::Receiver<Option<Tenure>>>) {
+async fn changed(gate: Option<&mut watch::Receiver<Option<HeldLease>>>) {
     if let Some(gate) = gate
         && gate.changed().await.is_ok()
     {
@@ -410,7 +429,10 @@ async fn plan(job: Arc<Job>) -> Result<Outcome> {
     }
     let planned = tokio::task::spawn_blocking(move || job.plan()).await;
     planned.map(Outcome::Planned).map_err(|error| {
-        Error::new(ErrorKind::Internal, "plan").message("the strategy panicked").with_source(error)
+        Error::new(ErrorKind::Internal, "plan")
+            .effect_none()
+            .message("no plan was made")
+            .with_source(error)
     })
 }
 
@@ -428,5 +450,90 @@ fn evicted(evict: Evict) -> Outcome {
         Evict::Evicted | Evict::Gone => Outcome::Evicted,
         Evict::Alive(record) => Outcome::Alive(record.info.incarnation, record.revision),
         _ => Outcome::Failed("an unknown outcome of an eviction".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use coord_core::{
+        Backend, Clock, ClusterName, Incarnation, Leases, MemoryBackend, Moment, TableHeader,
+        TokioClock,
+    };
+
+    use super::*;
+    use crate::membership::Judging;
+    use crate::settings::Settings;
+    use crate::shared::Parts;
+    use crate::table::Table;
+
+    /// A clock that can jump ahead, as time does for a process that is paused.
+    #[derive(Debug, Default)]
+    struct Jumping {
+        clock: TokioClock,
+        ahead: Mutex<Duration>,
+    }
+
+    impl Clock for Jumping {
+        fn now(&self) -> Moment {
+            self.clock.now().plus(*self.ahead.lock().expect("not poisoned"))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_written_once_the_lease_or_its_gate_is_over_by_the_clock() {
+        let store = MemoryBackend::isolated(ClusterName::new("orders").expect("name"));
+        let clock = Arc::new(Jumping::default());
+        let node = NodeId::new("n1").expect("name");
+        let settings = Settings::fast();
+        let [gated, late] = ["gated", "late"].map(|name| TableName::new(name).expect("name"));
+        let names = [gated.clone(), late.clone()];
+        let specs: BTreeMap<_, _> =
+            names.map(|name| (name.clone(), Table::new(name).spec(&settings))).into();
+        let judging = Judging::of(&store.info().guarantees);
+        let rules = Rules::new(&settings, judging);
+        let shared = Arc::new(Shared::new(Parts {
+            node: node.clone(),
+            settings,
+            clock: Arc::<Jumping>::clone(&clock),
+            lease: store.lease(),
+            discovery: store.discovery(),
+            placement: store.placement(),
+            judging,
+            specs: specs.clone(),
+            gating: None,
+        }));
+        let guard = Leases::new(store.lease(), node.clone(), Incarnation::from_u128(1))
+            .with_clock(Arc::<Jumping>::clone(&clock))
+            .named(LeaseName::leader())
+            .acquire()
+            .await
+            .expect("acquired");
+        let (_gate, locked) = watch::channel(None);
+        let mut lead = Lead {
+            shared,
+            guard: &guard,
+            gate: Some(locked),
+            require_lease: None,
+            machine: Machine::new(node, guard.fence(), rules, &specs, clock.now()),
+            look: None,
+            asked: BTreeMap::new(),
+            tickets: 0,
+            seen: BTreeSet::new(),
+        };
+        let claim = |name: &TableName| Step::Claim(name.clone(), TableHeader::default());
+        let reserved = lead.perform(&claim(&TableName::cluster())).await;
+        assert!(matches!(reserved, Outcome::Claimed(_)), "{reserved:?}");
+        assert_eq!(lead.perform(&claim(&gated)).await, Outcome::Gated);
+        lead.gate = None;
+        // Nobody has told the leader yet.
+        *clock.ahead.lock().expect("not poisoned") = guard.grant().ttl.get();
+        let outcome = lead.perform(&claim(&late)).await;
+        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+        for name in [gated, late] {
+            assert!(store.placement().load(&name).await.expect("loads").is_none(), "{name}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use coord_core::{Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, TableName};
 
 use super::roster::{Roster, Seat};
-use crate::commands::{Command, Refusal};
+use crate::commands::{Command, CommandError};
 use crate::membership::{Presence, View};
 use crate::poison::TableShard;
 use crate::record::{ClusterRecord, Failure};
@@ -86,20 +86,8 @@ pub(crate) struct Bench<'a> {
 
 impl Bench<'_> {
     /// The writes that carry a command out, or why it is refused.
-    pub(crate) fn judge(&self, command: &Command) -> Result<Vec<Write>, Refusal> {
+    pub(crate) fn judge(&self, command: &Command) -> Result<Vec<Write>, CommandError> {
         match command {
-            Command::JoinCluster { node } => {
-                let info = node
-                    .parse()
-                    .map_err(|e| Refusal::InvalidNode { why: e.message_text().to_owned() })?;
-                match self.view.presence(&info.id) {
-                    Some(Presence::Present(other)) => Err(Refusal::DuplicateNode {
-                        node: info.id,
-                        address: other.info.address.clone(),
-                    }),
-                    _ => Ok(Vec::new()),
-                }
-            }
             Command::MarkNodeFailed { node, why } => self.mark_failed(node, why),
             Command::Drain { node } => self.drain(node),
             Command::Undrain { node } => self.undrain(node),
@@ -133,17 +121,17 @@ impl Bench<'_> {
         self.record.parked.get(table).is_some_and(|parked| parked.contains_key(&shard))
     }
 
-    fn free(&self, table: &TableName, shard: ShardId) -> Result<(), Refusal> {
+    fn free(&self, table: &TableName, shard: ShardId) -> Result<(), CommandError> {
         match self.is_parked(table, shard) {
-            true => Err(Refusal::ShardParked { shard }),
+            true => Err(CommandError::ShardParked { shard }),
             false => Ok(()),
         }
     }
 
-    fn unpark(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, Refusal> {
+    fn unpark(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, CommandError> {
         self.table_with(table, shard)?;
         if !self.is_parked(table, shard) {
-            return Err(Refusal::ShardNotParked { shard });
+            return Err(CommandError::ShardNotParked { shard });
         }
         let mut writes = vec![Write::Note(Note::Unpark(TableShard::new(table.clone(), shard)))];
         if self.roster.active() > 0 {
@@ -152,25 +140,25 @@ impl Bench<'_> {
         Ok(writes)
     }
 
-    fn seat(&self, node: &NodeId) -> Result<&Seat, Refusal> {
-        self.roster.seat(node).ok_or_else(|| Refusal::NodeNotFound { node: node.clone() })
+    fn seat(&self, node: &NodeId) -> Result<&Seat, CommandError> {
+        self.roster.seat(node).ok_or_else(|| CommandError::NodeNotFound { node: node.clone() })
     }
 
-    fn table(&self, table: &TableName) -> Result<Arc<ShardMap>, Refusal> {
-        (self.map)(table).ok_or_else(|| Refusal::TableNotFound { table: table.clone() })
+    fn table(&self, table: &TableName) -> Result<Arc<ShardMap>, CommandError> {
+        (self.map)(table).ok_or_else(|| CommandError::TableNotFound { table: table.clone() })
     }
 
-    fn table_with(&self, table: &TableName, shard: ShardId) -> Result<Arc<ShardMap>, Refusal> {
+    fn table_with(&self, table: &TableName, shard: ShardId) -> Result<Arc<ShardMap>, CommandError> {
         let map = self.table(table)?;
         let shards = map.header().shards;
         if shards.contains(shard) {
             Ok(map)
         } else {
-            Err(Refusal::ShardNotFound { shard, shards: shards.get() })
+            Err(CommandError::ShardNotFound { shard, shards: shards.get() })
         }
     }
 
-    fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, Refusal> {
+    fn mark_failed(&self, node: &NodeId, why: &str) -> Result<Vec<Write>, CommandError> {
         let seat = self.seat(node)?;
         if seat.entry.status == NodeStatus::Failed {
             return Ok(Vec::new());
@@ -185,33 +173,33 @@ impl Bench<'_> {
         Ok(vec![Write::Note(Note::Failed(node.clone(), failure))])
     }
 
-    fn drain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+    fn drain(&self, node: &NodeId) -> Result<Vec<Write>, CommandError> {
         let status = self.seat(node)?.entry.status;
         if status != NodeStatus::Active {
-            return Err(Refusal::InvalidTransition { node: node.clone(), status });
+            return Err(CommandError::InvalidTransition { node: node.clone(), status });
         }
         Ok(vec![Write::Note(Note::Drain(node.clone(), true))])
     }
 
-    fn undrain(&self, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+    fn undrain(&self, node: &NodeId) -> Result<Vec<Write>, CommandError> {
         let seat = self.seat(node)?;
         let by_operator = self.record.nodes.get(node).is_some_and(|note| note.drain);
         if seat.entry.status != NodeStatus::Draining || seat.leaving || !by_operator {
             let status = seat.entry.status;
-            return Err(Refusal::InvalidTransition { node: node.clone(), status });
+            return Err(CommandError::InvalidTransition { node: node.clone(), status });
         }
         Ok(vec![Write::Note(Note::Drain(node.clone(), false))])
     }
 
-    fn leave(&self, node: &NodeId, force: bool) -> Result<Vec<Write>, Refusal> {
+    fn leave(&self, node: &NodeId, force: bool) -> Result<Vec<Write>, CommandError> {
         let seat = self.seat(node)?;
         let (status, incarnation) = (seat.entry.status, seat.entry.incarnation);
         if !status.may_host() {
-            return Err(Refusal::InvalidTransition { node: node.clone(), status });
+            return Err(CommandError::InvalidTransition { node: node.clone(), status });
         }
         let shards = self.stuck(node);
         if seat.leaving && !force && shards > 0 {
-            return Err(Refusal::StuckLeaving { node: node.clone(), shards });
+            return Err(CommandError::StuckLeaving { node: node.clone(), shards });
         }
         Ok(vec![Write::Note(Note::Leaving(node.clone(), incarnation, force))])
     }
@@ -228,14 +216,14 @@ impl Bench<'_> {
     }
 
     /// Whether a node may be given a shard that it may have already.
-    fn may_take(&self, map: &ShardMap, shard: ShardId, node: &NodeId) -> Result<(), Refusal> {
+    fn may_take(&self, map: &ShardMap, shard: ShardId, node: &NodeId) -> Result<(), CommandError> {
         let status = self.seat(node)?.entry.status;
         let has = map.owners(shard).any(|owner| owner.id == *node);
         match status {
             NodeStatus::Active => Ok(()),
             NodeStatus::Draining if has => Ok(()),
-            NodeStatus::Draining => Err(Refusal::NodeDraining { node: node.clone() }),
-            status => Err(Refusal::UnhealthyNode { node: node.clone(), status }),
+            NodeStatus::Draining => Err(CommandError::NodeDraining { node: node.clone() }),
+            status => Err(CommandError::UnhealthyNode { node: node.clone(), status }),
         }
     }
 
@@ -244,7 +232,7 @@ impl Bench<'_> {
         table: &TableName,
         shard: ShardId,
         node: &NodeId,
-    ) -> Result<Vec<Write>, Refusal> {
+    ) -> Result<Vec<Write>, CommandError> {
         let map = self.table_with(table, shard)?;
         self.may_take(&map, shard, node)?;
         self.free(table, shard)?;
@@ -254,7 +242,7 @@ impl Bench<'_> {
         }
         let replicas = map.header().replicas.get();
         if owners.len() >= usize::from(replicas) {
-            return Err(Refusal::TooManyReplicas { shard, replicas });
+            return Err(CommandError::TooManyReplicas { shard, replicas });
         }
         owners.push(node.clone());
         Ok(vec![Write::Owners(table.clone(), BTreeMap::from([(shard, owners)]))])
@@ -264,14 +252,14 @@ impl Bench<'_> {
         &self,
         table: &TableName,
         owners: &BTreeMap<ShardId, Vec<NodeId>>,
-    ) -> Result<Vec<Write>, Refusal> {
+    ) -> Result<Vec<Write>, CommandError> {
         let map = self.table(table)?;
         let replicas = map.header().replicas.get();
         for (&shard, nodes) in owners {
             self.table_with(table, shard)?;
             self.free(table, shard)?;
             if nodes.len() > usize::from(replicas) {
-                return Err(Refusal::TooManyReplicas { shard, replicas });
+                return Err(CommandError::TooManyReplicas { shard, replicas });
             }
             for node in nodes {
                 self.seat(node)?;
@@ -287,22 +275,26 @@ impl Bench<'_> {
         map: &ShardMap,
         shard: ShardId,
         nodes: &[NodeId],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CommandError> {
         for (place, slot) in map.owner_slots(shard).enumerate() {
             let Some(owner) = map.node(slot) else { continue };
             if (self.lingers)(owner) && nodes.get(place) != Some(&owner.id) {
-                return Err(Refusal::MayStillRun { node: owner.id.clone(), shard });
+                return Err(CommandError::MayStillRun { node: owner.id.clone(), shard });
             }
         }
         Ok(())
     }
 
-    fn rebalance(&self, table: Option<&TableName>, reason: &str) -> Result<Vec<Write>, Refusal> {
+    fn rebalance(
+        &self,
+        table: Option<&TableName>,
+        reason: &str,
+    ) -> Result<Vec<Write>, CommandError> {
         if let Some(table) = table {
             self.table(table)?;
         }
         if self.roster.active() == 0 {
-            return Err(Refusal::NoActiveNodes);
+            return Err(CommandError::NoActiveNodes);
         }
         Ok(match table {
             Some(table) => vec![Write::Rebalance(table.clone(), reason.to_owned())],
@@ -310,7 +302,12 @@ impl Bench<'_> {
         })
     }
 
-    fn pin(&self, table: &TableName, shard: ShardId, node: &NodeId) -> Result<Vec<Write>, Refusal> {
+    fn pin(
+        &self,
+        table: &TableName,
+        shard: ShardId,
+        node: &NodeId,
+    ) -> Result<Vec<Write>, CommandError> {
         let map = self.table_with(table, shard)?;
         self.may_take(&map, shard, node)?;
         let mut writes = vec![Write::Note(Note::Pin(table.clone(), shard, node.clone()))];
@@ -318,24 +315,24 @@ impl Bench<'_> {
         Ok(writes)
     }
 
-    fn unpin(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, Refusal> {
+    fn unpin(&self, table: &TableName, shard: ShardId) -> Result<Vec<Write>, CommandError> {
         self.table_with(table, shard)?;
         Ok(vec![Write::Note(Note::Unpin(table.clone(), shard))])
     }
 
-    fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, Refusal> {
+    fn transfer(&self, to: &NodeId) -> Result<Vec<Write>, CommandError> {
         let seat = self.seat(to)?;
         match seat.entry.status {
             NodeStatus::Active => {}
-            NodeStatus::Draining => return Err(Refusal::NodeDraining { node: to.clone() }),
-            status => return Err(Refusal::UnhealthyNode { node: to.clone(), status }),
+            NodeStatus::Draining => return Err(CommandError::NodeDraining { node: to.clone() }),
+            status => return Err(CommandError::UnhealthyNode { node: to.clone(), status }),
         }
         if to == self.me {
             return Ok(Vec::new());
         }
         match self.view.presence(to) {
             Some(Presence::Present(seen)) if seen.info.candidate && seat.may_lead() => {}
-            _ => return Err(Refusal::NotCandidate { node: to.clone() }),
+            _ => return Err(CommandError::NotCandidate { node: to.clone() }),
         }
         Ok(vec![Write::Note(Note::Heir(to.clone())), Write::StepDown])
     }

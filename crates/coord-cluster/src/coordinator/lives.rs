@@ -3,12 +3,13 @@
 //!
 //! ```text
 //!   another uid than `_cluster` remembers ─► all runs that may host are awaited
+//!   a registration reports another uid    ─► its run is awaited
 //!   each reports the new life, with nothing stopping, or is over ─► the first map is planned
 //! ```
 
 use std::collections::BTreeMap;
 
-use coord_core::{Address, Moment, NodeEntry, NodeStatus, ShardMap, TableName};
+use coord_core::{Moment, Report, ShardMap, TableName, TableUid, Version};
 
 use super::roster::{self, Sources, Tenancy, Timers};
 use crate::handoff::Handoff;
@@ -20,6 +21,7 @@ pub(super) fn take(
     sources: &Sources<'_>,
     timers: &Timers,
     lives: &mut BTreeMap<TableName, Life>,
+    before: &[Run],
     table: (&TableName, &ShardMap, Handoff),
     now: Moment,
 ) -> bool {
@@ -28,9 +30,12 @@ pub(super) fn take(
     let known = lives.get(name).map(|life| life.uid);
     if known != Some(uid) {
         let awaits = match known {
-            // Nothing was hosted before the first life, or by rules that don't ask.
+            // By rules that don't ask.
+            _ if handoff == Handoff::Eager => Vec::new(),
+            // Nothing was hosted before the first life. But the store may have lost what it knew of another
+            // one, while those who were members then go on.
+            None if is_new(map) => before.to_vec(),
             None => Vec::new(),
-            Some(_) if handoff == Handoff::Eager => Vec::new(),
             Some(_) => {
                 tracing::warn!(table = %name, "the table was deleted; its hosts are awaited");
                 members(sources)
@@ -39,12 +44,14 @@ pub(super) fn take(
         lives.insert(name.clone(), Life { uid, awaits });
     }
     let Some(life) = lives.get_mut(name) else { return false };
+    if handoff != Handoff::Eager && is_new(map) {
+        let others = hosts_of_another(sources.view, name, uid);
+        let others: Vec<_> = others.filter(|run| !life.awaits.contains(run)).collect();
+        life.awaits.extend(others);
+    }
     let before = life.awaits.len();
     life.awaits.retain(|run| {
-        let Some(address) = address(sources, run) else { return false };
-        let (node, status) = (run.node.clone(), NodeStatus::Active);
-        let entry = NodeEntry::new(node, run.incarnation, address, status);
-        match roster::tenancy(sources, timers, &entry, now) {
+        match roster::tenancy(sources, timers, (&run.node, run.incarnation), now) {
             Tenancy::Ended => false,
             Tenancy::Lingers(_) => true,
             Tenancy::Reports => !has_stopped(sources.view, run, name, map),
@@ -53,11 +60,20 @@ pub(super) fn take(
     before > 0 && life.awaits.is_empty()
 }
 
-/// Where a node is reached; none if nobody knows of it any more.
-fn address(sources: &Sources<'_>, run: &Run) -> Option<Address> {
-    let listed = sources.cluster.nodes().iter().flatten().find(|node| node.id == run.node);
-    let seen = || sources.view.record(&run.node).map(|record| record.info.address.clone());
-    listed.map(|node| node.address.clone()).or_else(seen)
+/// Who says that it goes by another life of the table.
+fn hosts_of_another<'a>(
+    view: &'a View,
+    name: &'a TableName,
+    uid: TableUid,
+) -> impl Iterator<Item = Run> + 'a {
+    let other = move |report: &Report| report.uid != uid;
+    let records = view.present().filter(move |it| it.info.reports.get(name).is_some_and(other));
+    records.map(|it| Run { node: it.info.id.clone(), incarnation: it.info.incarnation })
+}
+
+/// Whether nobody was ever given a shard of it.
+pub(super) fn is_new(map: &ShardMap) -> bool {
+    map.version() == Version::default()
 }
 
 /// All runs that may host, of whichever table.

@@ -9,14 +9,15 @@
 //! a conflict is dropped, its table read again, and what is to be done found anew.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
     Fence, Incarnation, Moment, NodeEntry, NodeId, NodeInfo, Revision, ShardId, ShardMap, Slot,
-    TableHeader, TableName, Version,
+    TableHeader, TableName, Ttl, Version,
 };
-use coord_placement::{Assignment, PlacementStrategy, Plan, PlanError};
+use coord_placement::{Assignment, PlacementStrategy, Plan};
 
 use super::candidacy::{self, Applicant};
 use super::judge::{self, Note, Write};
@@ -26,12 +27,13 @@ use super::placing::{Failed, Next, Placing, Question};
 use super::poisoning::{self, Hosted, Poisoning, Seen};
 use super::roster::{self, Roster, Seat, Sources, Suspect, Taken, Tenancy, Timers};
 use super::succession::{Candidate, Succession};
-use crate::commands::{Command, Done, Refusal, Reply};
+use crate::commands::{Command, CommandError, CommandSummary, Reply};
 use crate::handoff::Handoff;
-use crate::membership::{Judging, MayRun, Presence, View};
+use crate::membership::{Absence, Judging, MayRun, Presence, View};
 use crate::poison::{Fall, PoisonSettings, TableShard};
-use crate::record::{ClusterRecord, Failure, TableNote};
+use crate::record::{self, Before, ClusterRecord, Failure, TableNote};
 use crate::settings::Settings;
+use crate::supervise;
 
 /// The most commands that wait; one more is refused.
 const COMMANDS_MAX: usize = 1_024;
@@ -138,9 +140,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn plan(&self) -> Result<Plan, PlanError> {
+    /// A strategy that panics, which may be the service's own code, is one that found no plan.
+    pub(crate) fn plan(&self) -> Result<Plan, Failed> {
         let Question { candidates, settings } = &self.question;
-        self.strategy.plan(&self.current, candidates, settings)
+        let plan = || self.strategy.plan(&self.current, candidates, settings);
+        match catch_unwind(AssertUnwindSafe(plan)) {
+            Ok(planned) => planned.map_err(Failed::Plan),
+            Err(panic) => Err(Failed::Panicked(supervise::message(&*panic))),
+        }
     }
 }
 
@@ -220,7 +227,7 @@ pub(crate) enum Outcome {
     /// It has been written since; this is its revision now.
     Alive(Incarnation, Revision),
     /// The plan, if there is one.
-    Planned(Result<Plan, PlanError>),
+    Planned(Result<Plan, Failed>),
     /// The answer is out, as far as that was possible.
     Answered,
     /// Nothing was sent: the lease that gates the tables is not held any more.
@@ -239,16 +246,23 @@ pub(crate) struct Machine {
     /// Whether the view is no older than the claims: else a run that only the former leader has seen
     /// would count as one that is over.
     looked: bool,
+    /// What the registrations showed of a former life, before the first table was claimed; none before that
+    /// was looked at, and where `_cluster` has been written.
+    traces: Option<bool>,
+    /// Where the record of the members was lost: until then a node that no record names may still host.
+    lost_until: Option<Moment>,
     cluster: Option<Arc<ShardMap>>,
     cluster_stale: bool,
     /// What is to be remembered; it may be ahead of what `_cluster` holds.
     record: ClusterRecord,
     /// What `_cluster` holds of it.
-    told: ClusterRecord,
+    published: ClusterRecord,
     timers: Timers,
     roster: Roster,
     /// The roster that placement has followed; none at the beginning of the term.
     placed: Option<Roster>,
+    /// Why the record can't be written, while it can't.
+    unwritten: Option<Unwritten>,
     /// Runs that are evicted and still show in the view.
     evicted: BTreeMap<NodeId, Incarnation>,
     /// An eviction that came too late for the revision that was seen, with the newer one.
@@ -275,7 +289,17 @@ pub(crate) struct Machine {
     succession: Option<Succession>,
     /// Who was to lead and was waited for in vain.
     late_heir: Option<NodeId>,
+    /// What this process knows of earlier lives of `_cluster`.
+    before: Before,
     stop: Option<Stop>,
+}
+
+/// Why the record can't be written.
+#[derive(Debug)]
+struct Unwritten {
+    why: String,
+    /// Whether a verdict is among what is missing: it is not remembered until somebody says it again.
+    verdict: bool,
 }
 
 #[derive(Debug)]
@@ -297,7 +321,7 @@ struct Table {
     lingering: BTreeSet<(NodeId, Incarnation)>,
     /// What the last plan started from, and for which version that holds.
     current: Option<(Version, Arc<Assignment>)>,
-    planned: Option<(Arc<Job>, Result<Plan, PlanError>)>,
+    planned: Option<(Arc<Job>, Result<Plan, Failed>)>,
     /// How busy its shards are; and what the present rebalance goes by, whatever is reported meanwhile.
     loads: Loads,
     figures: Option<Figures>,
@@ -314,6 +338,11 @@ struct Table {
 impl Table {
     fn is_unclaimed(&self) -> bool {
         self.map.is_none() && self.refused.is_none()
+    }
+
+    /// Whether it is claimed, and no node was ever given a shard of it.
+    fn is_new(&self) -> bool {
+        self.map.as_ref().is_some_and(|map| lives::is_new(map))
     }
 }
 
@@ -337,7 +366,7 @@ struct Current {
     writes: VecDeque<Write>,
     /// Whether the step in progress is its front write.
     writing: bool,
-    done: Done,
+    done: CommandSummary,
 }
 
 impl Machine {
@@ -374,13 +403,16 @@ impl Machine {
             fence,
             view: Arc::default(),
             looked: false,
+            traces: None,
+            lost_until: None,
             cluster: None,
             cluster_stale: false,
             record: ClusterRecord::default(),
-            told: ClusterRecord::default(),
+            published: ClusterRecord::default(),
             timers: Timers::default(),
             roster: Roster::default(),
             placed: None,
+            unwritten: None,
             evicted: BTreeMap::new(),
             evict_again: None,
             poison: None,
@@ -397,6 +429,7 @@ impl Machine {
             open: true,
             succession: rules.newer_leads_after.map(Succession::new),
             late_heir: None,
+            before: Before::default(),
             stop: None,
             rules,
         }
@@ -407,6 +440,11 @@ impl Machine {
         if let Some(table) = self.tables.get_mut(name) {
             table.seen = seen;
         }
+    }
+
+    /// What this process knows of earlier lives of `_cluster`, before it led.
+    pub(crate) fn on_before(&mut self, before: Before) {
+        self.before = before;
     }
 
     /// What is seen of the registrations has changed.
@@ -448,7 +486,7 @@ impl Machine {
     pub(crate) fn on_command(&mut self, ticket: Ticket, command: Command) {
         if self.queue.len() >= COMMANDS_MAX {
             let why = format!("{COMMANDS_MAX} commands are waiting already");
-            self.refuse(ticket, Refusal::Failed { why });
+            self.refuse(ticket, CommandError::Failed { why });
             return;
         }
         self.queue.push_back((ticket, command, 0));
@@ -461,7 +499,7 @@ impl Machine {
     }
 
     /// A command came in that can't even be judged.
-    pub(crate) fn refuse(&mut self, ticket: Ticket, refusal: Refusal) {
+    pub(crate) fn refuse(&mut self, ticket: Ticket, refusal: CommandError) {
         if ticket != NOBODY {
             self.answers.push_back((ticket, Reply::Refused(refusal)));
         }
@@ -483,6 +521,7 @@ impl Machine {
         if let Some(stop) = self.stop.clone() {
             return Turn::Stop(stop);
         }
+        self.take_traces();
         if let Some(step) = self.next_read() {
             return self.go(step);
         }
@@ -557,10 +596,23 @@ impl Machine {
         self.next_read()
     }
 
+    /// Looks for traces of a former life where `_cluster` is new. Nobody has reported anything of a table
+    /// where none was ever claimed.
+    fn take_traces(&mut self) {
+        let is_new = self.cluster.as_ref().is_some_and(|cluster| lives::is_new(cluster));
+        if self.traces.is_none() && self.looked && is_new {
+            let shows = |info: &NodeInfo| !info.reports.is_empty() || !info.ended.is_empty();
+            self.traces = Some(self.view.present().any(|record| shows(&record.info)));
+        }
+    }
+
     /// Claims come before any read, so that no former leader can write after what is read.
     fn next_read(&self) -> Option<Step> {
-        if self.cluster.is_none() {
+        let Some(cluster) = &self.cluster else {
             return Some(Step::Claim(TableName::cluster(), cluster_header()));
+        };
+        if self.traces.is_none() && lives::is_new(cluster) {
+            return Some(Step::Look);
         }
         let claim = self.tables.iter().find_map(|(name, table)| {
             (self.open && table.is_unclaimed())
@@ -581,23 +633,21 @@ impl Machine {
         cluster: &Arc<ShardMap>,
         now: Moment,
     ) -> Result<Option<Moment>, Step> {
+        let knows_at = self.take_loss(cluster, now);
         let tables = &self.tables;
         let owns = |node: &NodeId| {
             // What was not read yet may name it.
             tables.values().any(Table::is_unclaimed)
-                || tables.values().filter_map(|table| table.map.as_ref()).any(|map| {
-                    map.slot_of(node).is_some_and(|slot| {
-                        let mut motions = map.motions().values().flatten();
-                        map.count(slot) > 0
-                            || motions.any(|motion| Slot::from(motion.other) == slot)
-                    })
-                })
+                || tables.values().filter_map(|table| table.map.as_ref()).any(|map| owns(map, node))
         };
+        let hosts = if self.record.lost { self.hosts() } else { Vec::new() };
         let sources = Sources {
             me: &self.me,
             rules: &self.rules,
             view: &self.view,
             cluster,
+            published: &self.published,
+            hosts: &hosts,
             record: &self.record,
             owns: &owns,
         };
@@ -623,19 +673,23 @@ impl Machine {
             self.record.candidates = self.candidates();
             self.on_crashes(&falls, now);
         }
-        let wake = wake.into_iter().chain(gathers_until).chain(self.take_poison(now)).min();
+        let wake = wake.into_iter().chain(knows_at).chain(gathers_until);
+        let wake = wake.chain(self.take_poison(now)).min();
         self.take_lives(cluster, now);
         if gathers_until.is_none() {
             match self.cluster_map(cluster) {
-                Ok(None) => {}
+                Ok(None) => {
+                    self.unwritten.take_if(|unwritten| !unwritten.verdict);
+                }
                 Ok(Some(map)) => {
                     let (name, version) = (TableName::cluster(), cluster.version());
                     return Err(Step::Publish(name, version, Arc::new(map)));
                 }
-                Err(error) => tracing::debug!(%error, "the members can't be written down"),
+                Err(error) => self.on_unwritten(&error, false),
             }
-        } else if !self.record.says_what(&self.told) {
-            // What can't wait takes the members along.
+        } else if !self.record.says_what(&self.published) {
+            // What can't wait ends the pause, and takes the members along.
+            self.gathers = None;
             return self.take_roster(cluster, now);
         }
         let (reason, label) = match &self.placed {
@@ -661,7 +715,86 @@ impl Machine {
         let due = dues.filter(|at| self.open && *at > told).min();
         let until = due.map_or(until, |due| until.min(due));
         let waits = idle && self.placed.is_some() && until > now;
-        (waits && record.says_what(&self.told)).then_some(until)
+        (waits && record.says_what(&self.published)).then_some(until)
+    }
+
+    /// Finds whether the record of the members is lost because `_cluster` was deleted. If it is, an
+    /// incarnation that a map names or that is awaited may host for its whole TTL, unless it shows that it
+    /// has stopped. An incarnation that no record names may do so as well. Returns when this time is over.
+    fn take_loss(&mut self, cluster: &ShardMap, now: Moment) -> Option<Moment> {
+        let lives = &self.record.lives;
+        let mut tables = self.tables.iter().filter_map(|(name, it)| Some((name, it.map.as_ref()?)));
+        let unknown = tables.any(|(name, map)| !lives::is_new(map) && !lives.contains_key(name));
+        let is_late = lives::is_new(cluster)
+            && (self.traces == Some(true) || !self.before.this(cluster.uid()).is_empty());
+        if unknown || (self.lost_until.is_none() && (is_late || self.record.lost)) {
+            if !self.record.lost {
+                let term = self.fence.term;
+                tracing::warn!(%term, "the record of the members is lost; hosts are waited for");
+            }
+            self.record.lost = true;
+            self.lost_until = Some(now.plus(self.longest_ttl()));
+        }
+        let until = self.lost_until.filter(|_| self.record.lost)?;
+        if until > now {
+            self.hold_unconfirmed();
+            return Some(until);
+        }
+        self.record.lost = false;
+        let tables = self.tables.iter().filter(|(_, table)| table.is_new());
+        for name in tables.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.trigger_table(&name, "the hosts of its former life are over", "members", now);
+        }
+        None
+    }
+
+    /// Down decisions are lost with the record, and a former leader may evict a node after this leader has
+    /// looked. So an absent node counts as stopped only where its next incarnation or its own expiry says so,
+    /// or where it has failed since: a failure has its own time.
+    fn hold_unconfirmed(&mut self) {
+        let listed = self.tables.values().filter_map(|table| table.map.as_ref());
+        let listed = listed.flat_map(|map| map.nodes().iter().flatten());
+        let listed = listed.map(|entry| (&entry.id, entry.incarnation));
+        let awaited = self.record.lives.values().flat_map(|life| &life.awaits);
+        let runs: BTreeSet<_> =
+            listed.chain(awaited.map(|run| (&run.node, run.incarnation))).collect();
+        let failed = |node: &NodeId| self.record.nodes.get(node)?.failed.as_ref();
+        let has_failed = |(node, run): &(&NodeId, Incarnation)| {
+            failed(node).is_some_and(|failed| failed.incarnation == *run)
+        };
+        let is_over = |(node, run): &(&NodeId, Incarnation)| match self.view.presence(node) {
+            Some(Presence::Absent { record, how: Absence::Expired, .. })
+            | Some(Presence::Present(record))
+                if record.info.incarnation == *run =>
+            {
+                true
+            }
+            Some(presence) => presence.record().info.ended.contains(run),
+            None => false,
+        };
+        let held = runs.into_iter().filter(|run| !is_over(run) && !has_failed(run));
+        let held: Vec<_> = held.map(|(node, run)| (node.clone(), run)).collect();
+        let ttl = Ttl::new(self.longest_ttl()).unwrap_or(Ttl::MAX);
+        for (node, run) in held {
+            self.record.note(&node, |note| {
+                note.former.entry(run).or_insert(ttl);
+            });
+        }
+    }
+
+    /// The nodes that the maps name as hosts.
+    fn hosts(&self) -> Vec<NodeEntry> {
+        let maps = self.tables.values().filter_map(|table| table.map.as_ref());
+        let hosts = maps.flat_map(|map| {
+            map.nodes().iter().flatten().filter(|entry| owns(map, &entry.id)).cloned()
+        });
+        hosts.collect()
+    }
+
+    /// The longest time for which any node may host that renews no more.
+    fn longest_ttl(&self) -> Duration {
+        let seen = self.view.records().map(|record| record.ttl.get());
+        seen.chain([self.rules.node_ttl]).max().unwrap_or_default()
     }
 
     /// Finds the tables that are in another life than before, and who has still to stop the earlier one.
@@ -672,9 +805,12 @@ impl Machine {
             rules: &self.rules,
             view: &self.view,
             cluster,
+            published: &self.published,
+            hosts: &[],
             record: &self.record,
             owns: &|_| false,
         };
+        let before = self.before.this(cluster.uid());
         let (mut begin, mut born) = (Vec::new(), Vec::new());
         for (name, table) in &self.tables {
             let Some(map) = &table.map else { continue };
@@ -682,7 +818,7 @@ impl Machine {
                 born.push(name.clone());
             }
             let table = (name, &**map, table.spec.handoff);
-            if lives::take(&sources, &self.timers, &mut lives, table, now) {
+            if lives::take(&sources, &self.timers, &mut lives, before, table, now) {
                 begin.push(name.clone());
             }
         }
@@ -701,7 +837,14 @@ impl Machine {
 
     /// Whether hosts of an earlier life of the table have still to stop.
     fn awaits_former_life(&self, name: &TableName) -> bool {
-        self.record.lives.get(name).is_some_and(|life| !life.awaits.is_empty())
+        let life = self.record.lives.get(name);
+        life.is_some_and(|life| !life.awaits.is_empty()) || self.awaits_unknown(name)
+    }
+
+    /// Whether somebody may host an earlier life of the table whom nobody knows any more.
+    fn awaits_unknown(&self, name: &TableName) -> bool {
+        let Some(table) = self.tables.get(name).filter(|_| self.record.lost) else { return false };
+        table.spec.handoff != Handoff::Eager && table.is_new()
     }
 
     /// Runs that another one of their node followed, unseen and without a word of theirs. The process may have
@@ -751,6 +894,8 @@ impl Machine {
             rules: &self.rules,
             view: &self.view,
             cluster,
+            published: &self.published,
+            hosts: &[],
             record: &self.record,
             owns: &|_| false,
         };
@@ -761,7 +906,8 @@ impl Machine {
             table.tenancy.clear();
             for node in map.nodes() {
                 let tenancy = node.as_ref().map_or(Tenancy::Ended, |node| {
-                    roster::tenancy(&sources, &self.timers, node, now)
+                    let run = (&node.id, node.incarnation);
+                    roster::tenancy(&sources, &self.timers, run, now)
                 });
                 if let (Some(node), Tenancy::Lingers(until)) = (node, tenancy) {
                     lingering.insert((node.id.clone(), node.incarnation));
@@ -878,8 +1024,8 @@ impl Machine {
         let due = table.due.take().filter(|due| due.at > now || due.label == label);
         let (cap, reason) = match due {
             Some(due) if !retries => (due.cap, join(&due.reason, reason)),
-            Some(due) => (now.plus(delay * BURST), join(&due.reason, reason)),
-            None => (now.plus(delay * BURST), reason.to_owned()),
+            Some(due) => (now.plus(delay.saturating_mul(BURST)), join(&due.reason, reason)),
+            None => (now.plus(delay.saturating_mul(BURST)), reason.to_owned()),
         };
         table.due = Some(Due { at: now.plus(delay).min(cap), cap, reason, label });
     }
@@ -959,7 +1105,7 @@ impl Machine {
                         }
                         placing.rebalance(Some(plan), reason)?
                     }
-                    Some((_, Err(error))) => return Err(Failed::Plan(error.clone())),
+                    Some((_, Err(failed))) => return Err(failed.clone()),
                     None => return Ok(Some(Step::Plan(name.clone(), job))),
                 }
             }
@@ -1070,7 +1216,7 @@ impl Machine {
     /// The old map stays in force, and the rebalance is tried again later.
     fn put_off(&mut self, name: &TableName, failed: &Failed, reason: &str, now: Moment) {
         let check = self.rules.check;
-        let why = failed.to_string();
+        let why = record::brief(&failed.to_string());
         let Some(table) = self.tables.get_mut(name) else { return };
         table.figures = None;
         // A shard of a node that failed is as much without a host as one that never had an owner.
@@ -1147,11 +1293,12 @@ impl Machine {
             };
             let until = runs_on.map(|ttl| now.plus(ttl.get()));
             self.timers.downed.insert((node.clone(), incarnation), until);
-            let failure = Failure { runs_on, downed: true, ..Failure::over(incarnation, &*why) };
+            let failure = Failure { runs_on, downed: true, ..Failure::over(incarnation, &why) };
             let note = Note::Failed(node.clone(), failure);
             let (ticket, tries, writing) = (NOBODY, 0, false);
             let writes = VecDeque::from([Write::Note(note)]);
-            let (command, done) = (Command::MarkNodeFailed { node, why }, Done::default());
+            let (command, done) =
+                (Command::MarkNodeFailed { node, why }, CommandSummary::default());
             self.current = Some(Current { ticket, command, tries, writes, writing, done });
             return true;
         }
@@ -1175,7 +1322,7 @@ impl Machine {
         };
         match bench.judge(&command) {
             Ok(writes) => {
-                let (writes, done) = (writes.into(), Done::default());
+                let (writes, done) = (writes.into(), CommandSummary::default());
                 let writing = false;
                 self.current = Some(Current { ticket, command, tries, writes, writing, done });
             }
@@ -1199,7 +1346,7 @@ impl Machine {
                 if self.awaits_former_life(&table) =>
             {
                 let why = format!("hosts of the former life of table {table} have not stopped yet");
-                Front::Refused(Refusal::Failed { why })
+                Front::Refused(CommandError::Failed { why })
             }
             Write::Owners(table, owners) => self.front_owners(&table, &owners),
             Write::Rebalance(table, reason) => match self.plan(&table, &reason, now) {
@@ -1211,7 +1358,7 @@ impl Machine {
                 Err(failed) => {
                     let why = failed.to_string();
                     self.put_off(&table, &failed, &reason, now);
-                    Front::Refused(Refusal::Failed { why })
+                    Front::Refused(CommandError::Failed { why })
                 }
             },
             Write::StepDown => {
@@ -1232,15 +1379,33 @@ impl Machine {
             Err(error) => {
                 // Not remembered, so that the next version is not refused for the same reason.
                 self.cluster_stale = true;
-                Front::Refused(Refusal::Failed { why: error.to_string() })
+                if self.current.as_ref().is_some_and(|current| current.ticket == NOBODY) {
+                    self.on_unwritten(&error, true);
+                }
+                Front::Refused(CommandError::Failed { why: error.to_string() })
             }
         }
+    }
+
+    /// The leader itself has something to remember, and can't write it down.
+    fn on_unwritten(&mut self, error: &coord_core::Error, verdict: bool) {
+        let why = record::brief(&error.to_string());
+        if self.unwritten.is_none() {
+            tracing::warn!(why, "the leader can't write down what it has to remember");
+        }
+        let verdict = verdict || self.unwritten.as_ref().is_some_and(|before| before.verdict);
+        self.unwritten = Some(Unwritten { why, verdict });
+    }
+
+    /// Why the leader can't write down what it has to remember, while it can't.
+    pub(crate) fn unwritten(&self) -> Option<&str> {
+        self.unwritten.as_ref().map(|unwritten| &*unwritten.why)
     }
 
     fn front_owners(&mut self, name: &TableName, owners: &BTreeMap<ShardId, Vec<NodeId>>) -> Front {
         let Some((table, map)) = self.tables.get(name).and_then(|t| Some((t, t.map.clone()?)))
         else {
-            return Front::Refused(Refusal::TableNotFound { table: name.clone() });
+            return Front::Refused(CommandError::TableNotFound { table: name.clone() });
         };
         let more = table.more;
         match self.placing(table, &map).assign(owners) {
@@ -1251,9 +1416,9 @@ impl Machine {
                 step.map_or(Front::Nothing, Front::Step)
             }
             Err(Failed::Violation(violation)) => {
-                Front::Refused(Refusal::InvariantViolation(violation))
+                Front::Refused(CommandError::InvariantViolation(violation))
             }
-            Err(failed) => Front::Refused(Refusal::Failed { why: failed.to_string() }),
+            Err(failed) => Front::Refused(CommandError::Failed { why: failed.to_string() }),
         }
     }
 
@@ -1287,7 +1452,7 @@ impl Machine {
         current.tries += 1;
         if current.tries >= COMMAND_TRIES_MAX {
             let why = "the store did not take it".to_owned();
-            self.refuse(current.ticket, Refusal::Failed { why });
+            self.refuse(current.ticket, CommandError::Failed { why });
         } else if matches!(current.writes.front(), Some(Write::Owners(..))) {
             // The owners may follow from the map as it was.
             self.queue.push_front((current.ticket, current.command, current.tries));
@@ -1390,13 +1555,17 @@ impl Machine {
             return;
         }
         self.cluster_stale = false;
-        let Some(map) = map else {
-            self.cluster = None;
+        let same = |map: &Arc<ShardMap>| {
+            self.cluster.as_ref().is_none_or(|cluster| cluster.uid() == map.uid())
+        };
+        let Some(map) = map.filter(same) else {
+            // What is to be remembered is lost with it, and this term goes by it.
+            self.stop = Some(Stop::Deleted(name.clone()));
             return;
         };
         match ClusterRecord::read_beside(&map) {
             Ok(mut record) => {
-                self.told.clone_from(&record);
+                self.published.clone_from(&record);
                 // Whoever leads now, the succession is settled, unless this node was only faster than
                 // the one that is to lead, and has not seen so before.
                 let heir = record.heir.take().filter(|heir| {
@@ -1440,8 +1609,9 @@ impl Machine {
                 let members = map.nodes().iter().flatten().count();
                 self.gathers = self.rules.gathers_for(members).map(|pause| (now, now.plus(pause)));
             }
-            self.told.clone_from(&self.record);
+            self.published.clone_from(&self.record);
             self.cluster = Some(map);
+            self.unwritten = None;
             if ordered {
                 self.write_done(Some((name, version, 0)));
             }
@@ -1502,13 +1672,24 @@ impl Machine {
                 self.evicted.insert(node, incarnation);
             }
             None => {
-                if let Some(Presence::Absent { counts_from, .. }) = self.view.presence(&node) {
-                    let (rules, from) = (&self.rules, *counts_from);
-                    let fall = poisoning::fall(rules, &self.view, &node, incarnation, from);
+                let from = match self.view.presence(&node) {
+                    Some(Presence::Absent { counts_from, .. }) => Some(*counts_from),
+                    // It fell silent, and the store still showed it.
+                    Some(Presence::Present(_)) => {
+                        self.evicted.insert(node.clone(), incarnation);
+                        Some(now)
+                    }
+                    None => None,
+                };
+                if let Some(from) = from {
+                    let fall = poisoning::fall(&self.rules, &self.view, &node, incarnation, from);
                     self.on_crashes(&[fall], now);
                 }
                 let failure = Failure::ran_out(incarnation);
-                self.record.note(&node, |note| note.failed = Some(failure));
+                self.record.note(&node, |note| {
+                    note.failed = Some(failure);
+                    note.suspended = None;
+                });
             }
         }
     }
@@ -1532,8 +1713,14 @@ impl Machine {
         if verdict && seen == Some(&suspect.revision) {
             self.evict_again = Some(Suspect { revision: revision.clone(), ..suspect.clone() });
         } else {
-            // The watch will show it.
-            self.pause_until = Some(now.plus(PAUSE_MIN));
+            let lives = !verdict && incarnation == suspect.incarnation;
+            if lives {
+                self.timers.found_alive(&suspect.node, incarnation, revision, now);
+            }
+            // One that was silent only is left alone for a while; what else was found, the watch will show.
+            if !lives || seen.is_none() {
+                self.pause_until = Some(now.plus(PAUSE_MIN));
+            }
         }
     }
 }
@@ -1545,7 +1732,7 @@ enum Front {
     /// It is as it should be already.
     Nothing,
     /// It can't be done.
-    Refused(Refusal),
+    Refused(CommandError),
     /// There is no write left.
     Empty,
 }
@@ -1559,6 +1746,14 @@ fn willing<'a>(
     seats.filter_map(|(node, seat)| match view.presence(node)? {
         Presence::Present(record) if record.info.candidate => Some((seat, &record.info)),
         _ => None,
+    })
+}
+
+/// Whether a map names this node as a host, or as the next one.
+fn owns(map: &ShardMap, node: &NodeId) -> bool {
+    map.slot_of(node).is_some_and(|slot| {
+        let mut motions = map.motions().values().flatten();
+        map.count(slot) > 0 || motions.any(|motion| Slot::from(motion.other) == slot)
     })
 }
 

@@ -246,6 +246,8 @@ mod tests {
         assert_eq!(go(&[Some(&stopped), None, None], &to(B, 7)), (vec![B], vec![]));
         // Another target does not make it run again.
         assert_eq!(go(&[Some(&stopped), None, None], &to(C, 7)), (vec![B], vec![]));
+        // And the stop that it was told to begin with still counts.
+        assert_eq!(go(&[Some(&older), None, None], &to(C, 7)), (vec![A], to(B, 7)));
         // A report of the target says nothing.
         assert_eq!(go(&[None, Some(&stopped), None], &to(B, 7)), (vec![A], to(B, 7)));
     }
@@ -265,6 +267,24 @@ mod tests {
         assert_eq!(go(Handoff::Eager, &lingers), (vec![B], vec![]));
         let late = resolve(Handoff::Exclusive, &lingers, &reports, &[A], &to(B, 7), &[B]);
         assert_eq!(late, (vec![A], vec![]), "what it said before its end counts for nothing");
+    }
+
+    #[test]
+    fn a_run_that_reports_nothing_any_more_has_neither_stopped_nor_started() {
+        let go = |tenancy: &[Tenancy], reports: &[Option<&Report>], row, motions: &[Motion]| {
+            resolve(Handoff::MakeBeforeBreak, tenancy, reports, &[row], motions, &[B])
+        };
+        let (stopped, mut started) = (report(9), report(9));
+        started.started.insert(S);
+        let lingers = Tenancy::Lingers(None);
+        // It was declared failed, or replaced, while it was to stop.
+        let former = [lingers, Tenancy::Reports, Tenancy::Reports];
+        let next = go(&former, &[Some(&stopped), None, None], B, &leaving(A, 8));
+        assert_eq!(next, (vec![B], leaving(A, 8)));
+        // And so was the one that was to start.
+        let next_one = [Tenancy::Reports, lingers, Tenancy::Reports];
+        let next = go(&next_one, &[None, Some(&started), None], A, &to(B, 8));
+        assert_eq!(next, (vec![A], to(B, 8)));
     }
 
     #[test]
@@ -293,6 +313,28 @@ mod tests {
             &[B],
         );
         assert_eq!(other, (vec![A], to(B, 9)));
+    }
+
+    #[test]
+    fn a_place_goes_no_further_while_its_former_owner_has_still_to_stop() {
+        let go = |tenancy: &[Tenancy]| {
+            resolve(Handoff::MakeBeforeBreak, tenancy, &[None; 3], &[B], &leaving(A, 8), &[C])
+        };
+        assert_eq!(go(&ALL), (vec![B], leaving(A, 8)));
+        // Where its present owner has ended, somebody has to take it all the same.
+        let ended = [Tenancy::Reports, Tenancy::Ended, Tenancy::Reports];
+        assert_eq!(go(&ended), (vec![C], leaving(A, 8)));
+    }
+
+    #[test]
+    fn an_owner_that_keeps_a_place_or_leaves_it_to_nobody_has_nothing_more_to_stop() {
+        let mode = Handoff::MakeBeforeBreak;
+        let swapped = resolve(mode, &ALL, &[None; 3], &[A, B], &[], &[B, A]);
+        assert_eq!(swapped, (vec![B, A], vec![]));
+        let stopped = report(9);
+        let reports = [Some(&stopped), None, None];
+        let left = resolve(mode, &ALL, &reports, &[A], &to(A, 9), &[Slot::NOBODY]);
+        assert_eq!(left, (vec![Slot::NOBODY], vec![]));
     }
 
     #[test]
@@ -327,5 +369,13 @@ mod tests {
         let reports = [Some(&stopped), None, None];
         let next = resolve(Handoff::Exclusive, &ALL, &reports, &[A, B], &motions, &[B, A]);
         assert_eq!(next, (vec![B, A], vec![]));
+    }
+
+    #[test]
+    fn nobody_has_two_places_of_a_shard() {
+        // The replica has ended. The primary is to take its place, and has to leave its own first.
+        let ended = [Tenancy::Ended, Tenancy::Reports, Tenancy::Reports];
+        let next = resolve(Handoff::Exclusive, &ended, &[None; 3], &[B, A], &[], &[C, B]);
+        assert_eq!(next, (vec![B, A], to(C, 9)));
     }
 }

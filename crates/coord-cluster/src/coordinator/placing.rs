@@ -14,13 +14,15 @@ use super::moving::{Moves, Resolved, Trip, moving};
 use super::roster::{Roster, Seat, Tenancy};
 use crate::handoff::Handoff;
 use crate::invariants::{Evidence, Hosting, Hosts, Violation, check};
-use crate::record::{Parked, Rebalance, TableNote};
+use crate::record::{Parked, Rebalance, TableNote, brief};
 
 /// Why there is no next map.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Failed {
     /// The strategy found none.
     Plan(PlanError),
+    /// The strategy panicked, with this message.
+    Panicked(String),
     /// The one it found breaks an invariant.
     Violation(Violation),
     /// It could not be built.
@@ -31,6 +33,7 @@ impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Plan(error) => error.fmt(f),
+            Self::Panicked(message) => write!(f, "the placement strategy panicked: {message}"),
             Self::Violation(violation) => violation.fmt(f),
             Self::Build(error) => f.write_str(error),
         }
@@ -539,7 +542,7 @@ impl Placing<'_> {
                 Some(Rebalance { moved: old.moved + changes.moved, done, ..old })
             }
             (_, Some(reason)) if changed => Some(Rebalance {
-                reason: reason.to_owned(),
+                reason: brief(reason),
                 since: self.map.version().next(),
                 moved: changes.moved,
                 done,

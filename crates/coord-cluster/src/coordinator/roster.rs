@@ -15,6 +15,10 @@ use crate::record::{ClusterRecord, Failure, NodeNote};
 
 /// From this many members on, the mass failure brake applies.
 const BRAKE_MEMBERS_MIN: usize = 5;
+/// After so many TTLs without a heartbeat a node is evicted, whatever the store's clock says of it.
+const SILENT_TTLS: u32 = 2;
+/// After so many node TTLs a suspended node is given up.
+const SUSPENDED_TTLS: u32 = 3;
 
 /// One node, as the leader holds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +70,11 @@ pub(crate) struct Timers {
     vanished: BTreeMap<(NodeId, Incarnation), Moment>,
     /// How many members there are to compare them with, once that was asked for.
     members: Option<usize>,
+    /// Since when runs have been suspended.
+    suspended: BTreeMap<(NodeId, Incarnation), Moment>,
+    /// Runs that an eviction found alive although the watch had not shown them for long: when, and at which
+    /// revision, which the next eviction has to name.
+    alive: BTreeMap<(NodeId, Incarnation), (Moment, Revision)>,
     /// Until when runs that don't tell whom they reach are waited for.
     joins: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Which nodes failed lately.
@@ -112,10 +121,24 @@ pub(crate) struct Sources<'a> {
     pub(crate) me: &'a NodeId,
     pub(crate) rules: &'a Rules,
     pub(crate) view: &'a View,
+    /// `_cluster` as it was last read or published.
     pub(crate) cluster: &'a ShardMap,
+    /// What `cluster` remembers.
+    pub(crate) published: &'a ClusterRecord,
+    /// The nodes that the maps name as hosts, where `cluster` has lost its members.
+    pub(crate) hosts: &'a [NodeEntry],
+    /// What is remembered now, published or not.
     pub(crate) record: &'a ClusterRecord,
     /// Whether a node still owns a shard.
     pub(crate) owns: &'a dyn Fn(&NodeId) -> bool,
+}
+
+impl Sources<'_> {
+    /// The nodes that were listed before.
+    fn known(&self) -> BTreeMap<&NodeId, &NodeEntry> {
+        let known = self.hosts.iter().chain(self.cluster.nodes().iter().flatten());
+        known.map(|entry| (&entry.id, entry)).collect()
+    }
 }
 
 /// Finds each node's status.
@@ -128,17 +151,16 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
         wake: None,
     };
     timers.begin(sources, now);
-    let known: BTreeMap<&NodeId, &NodeEntry> =
-        sources.cluster.nodes().iter().flatten().map(|entry| (&entry.id, entry)).collect();
+    let known = sources.known();
     for record in sources.view.present() {
         taken.take_present(sources, record, known.get(&record.info.id).copied(), timers, now);
     }
-    for (id, entry) in known {
-        if !taken.roster.0.contains_key(id) {
+    for (id, entry) in &known {
+        if !taken.roster.0.contains_key(*id) {
             taken.take_absent(sources, entry, timers, now);
         }
     }
-    taken.forget(sources, timers, now);
+    taken.forget(sources, &known, timers, now);
     taken
 }
 
@@ -146,35 +168,35 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
 pub(crate) fn tenancy(
     sources: &Sources<'_>,
     timers: &Timers,
-    run: &NodeEntry,
+    (node, run): (&NodeId, Incarnation),
     now: Moment,
 ) -> Tenancy {
-    let note = sources.record.nodes.get(&run.id);
+    let note = sources.record.nodes.get(node);
     let failed = note.and_then(|note| note.failed.as_ref());
-    let failed = failed.filter(|failed| failed.incarnation == run.incarnation);
-    let by_itself = failed.is_some_and(|failed| timers.goes_by_itself(&run.id, failed));
+    let failed = failed.filter(|failed| failed.incarnation == run);
+    let by_itself = failed.is_some_and(|failed| timers.goes_by_itself(node, failed));
     let lingers = failed.is_some_and(|failed| failed.runs_on.is_some() && !by_itself)
-        || note.is_some_and(|note| note.former.contains_key(&run.incarnation));
+        || note.is_some_and(|note| note.former.contains_key(&run));
     if lingers {
-        let until = timers.runs_on.get(&(run.id.clone(), run.incarnation)).copied();
+        let until = timers.runs_on.get(&(node.clone(), run)).copied();
         // One that is seen again after its time tells no moment by which it ends.
         return Tenancy::Lingers(until.filter(|until| *until > now));
     }
-    if note.is_some_and(|note| note.suspended == Some(run.incarnation)) {
+    if note.is_some_and(|note| note.suspended == Some(run)) {
         return Tenancy::Lingers(None);
     }
-    match sources.view.may_run(&run.id, run.incarnation, sources.rules.node_ttl) {
+    match sources.view.may_run(node, run, sources.rules.node_ttl) {
         // Nothing that it says counts once the verdict is spoken.
         MayRun::Registered if failed.is_some() => Tenancy::Lingers(None),
         MayRun::Registered => Tenancy::Reports,
         MayRun::Until(until) if until > now => Tenancy::Lingers(Some(until)),
         MayRun::Until(_) => {
             // Where observers judge, the registration is still there until it is evicted.
-            let presence = sources.view.presence(&run.id);
+            let presence = sources.view.presence(node);
             let unjudged = sources.rules.judging.evict
                 && failed.is_none()
                 && matches!(presence, Some(Presence::Absent { record, how: Absence::Expired, .. })
-                    if record.info.incarnation == run.incarnation);
+                    if record.info.incarnation == run);
             if unjudged { Tenancy::Lingers(None) } else { Tenancy::Ended }
         }
     }
@@ -202,6 +224,7 @@ impl Taken {
             }
             note.suspended = None;
         });
+        self.take_silent(sources, seen, known, timers, now);
         if let Some((run, until)) = known.and_then(|known| replaced(sources, seen, known, now)) {
             // Whoever leads next may find it in no map: a table can be deleted meanwhile.
             timers.runs_on.insert((info.id.clone(), run), until);
@@ -239,6 +262,38 @@ impl Taken {
             .with_zone(info.zone.clone())
             .with_since(since.or(counts));
         self.seat(entry, info.capacity, &note, false);
+    }
+
+    /// One whose heartbeats would show, and that was not heard for several TTLs, is evicted: the store's clock
+    /// may have jumped and come back. The eviction shows whether it lives all the same.
+    fn take_silent(
+        &mut self,
+        sources: &Sources<'_>,
+        seen: &NodeRecord,
+        known: Option<&NodeEntry>,
+        timers: &mut Timers,
+        now: Moment,
+    ) {
+        let info = &seen.info;
+        let run = (info.id.clone(), info.incarnation);
+        let failed = self.record.nodes.get(&info.id).is_some_and(|note| note.failed.is_some());
+        let heard = sources.view.beat(&info.id, sources.rules.judging);
+        let Some(heard) = heard.filter(|_| !failed && info.id != *sources.me) else { return };
+        let mut suspect = Suspect::of(seen);
+        let mut heard = heard;
+        if let Some((at, revision)) = timers.alive.get(&run).filter(|(at, _)| *at > heard) {
+            (heard, suspect.revision) = (*at, revision.clone());
+        }
+        let after = |ttls: u32| heard.plus(seen.ttl.get().saturating_mul(ttls));
+        let (until, given_up) = (after(SILENT_TTLS), after(SILENT_TTLS + SUSPENDED_TTLS));
+        let known = known.filter(|known| known.incarnation == info.incarnation);
+        if until > now {
+            self.wake_at(until);
+        } else if given_up > now && known.is_some_and(|known| timers.brake(sources, known, now)) {
+            self.wake_at(given_up);
+        } else {
+            self.suspects.push(suspect);
+        }
     }
 
     /// Whether a run that joins and the leader reach each other, where the leader tells whom it reaches:
@@ -289,28 +344,41 @@ impl Taken {
             self.keep_failed(sources, entry, capacity, timers, now);
             return;
         }
-        // Where observers judge, one that fell silent has to be evicted, also while it was leaving.
-        let leaves = note.leaving.is_some() && !sources.rules.judging.evict;
+        // Where observers judge, one that fell silent has to be evicted, also while it was leaving. One that a
+        // new leader does not find at all has deregistered.
+        let silent = sources.rules.judging.evict && presence.is_some();
+        let leaves = note.leaving.is_some() && !silent;
         if how == Absence::Left || leaves {
             self.drop_note(&known.id);
             return;
         }
         let grace = sources.rules.restart_grace;
         let verdict = counts_from.map(|from| from.plus(grace)).filter(|verdict| *verdict > now);
+        let suspended = note.suspended == Some(known.incarnation);
+        let release = suspended.then(|| timers.suspend(known, sources.rules, now));
         if let Some(verdict) = verdict {
             self.wake_at(verdict);
-        } else if note.suspended == Some(known.incarnation) || timers.brake(sources, known, now) {
+        } else if suspended && sources.view.is_away() {
+            // It may be back unseen. What is seen when the store is back decides.
+        } else if let Some(release) = release.filter(|release| *release > now) {
+            self.wake_at(release);
+        } else if !suspended && timers.brake(sources, known, now) {
             self.record.note(&known.id, |note| note.suspended = Some(known.incarnation));
+            self.wake_at(timers.suspend(known, sources.rules, now));
         } else if sources.rules.judging.evict
             && let Some(Presence::Absent { record, .. }) = presence
         {
             self.suspects.push(Suspect::of(record));
         } else {
-            if let Some(from) = counts_from {
+            // What vanished with too many others is no evidence against its shards.
+            if let Some(from) = counts_from.filter(|_| !suspended) {
                 self.crashed.push((known.id.clone(), known.incarnation, from));
             }
             let failure = Failure::ran_out(known.incarnation);
-            self.record.note(&known.id, |note| note.failed = Some(failure));
+            self.record.note(&known.id, |note| {
+                note.failed = Some(failure);
+                note.suspended = None;
+            });
             entry.status = NodeStatus::Failed;
             self.keep_failed(sources, entry, capacity, timers, now);
             return;
@@ -378,12 +446,30 @@ impl Taken {
         self.roster.0.insert(seat.entry.id.clone(), seat);
     }
 
-    /// Drops what belongs to nodes that are not listed any more, and the time of runs that is up.
-    fn forget(&mut self, sources: &Sources<'_>, timers: &mut Timers, now: Moment) {
+    /// Drops what belongs to nodes that are not listed any more, and the time of runs that is up. This roster
+    /// may never be published, so the time of a run that `_cluster` still shows goes on.
+    fn forget(
+        &mut self,
+        sources: &Sources<'_>,
+        known: &BTreeMap<&NodeId, &NodeEntry>,
+        timers: &mut Timers,
+        now: Moment,
+    ) {
         let roster = &self.roster.0;
-        let failed = |(id, run): &(NodeId, Incarnation)| {
-            roster.get(id).is_some_and(|seat| {
-                seat.entry.status == NodeStatus::Failed && seat.entry.incarnation == *run
+        let entries = |(id, run): &(NodeId, Incarnation)| {
+            let entries = roster.get(id).map(|seat| &seat.entry).into_iter();
+            let run = *run;
+            entries.chain(known.get(id).copied()).filter(move |entry| entry.incarnation == run)
+        };
+        let listed = |run: &(NodeId, Incarnation)| entries(run).next().is_some();
+        let failed = |run: &(NodeId, Incarnation)| {
+            entries(run).any(|entry| entry.status == NodeStatus::Failed)
+        };
+        let runs_on = |(id, run): &(NodeId, Incarnation)| {
+            let note = sources.published.nodes.get(id);
+            note.is_some_and(|note| {
+                let failed = note.failed.as_ref().map(|failed| failed.incarnation);
+                failed == Some(*run) || note.former.contains_key(run)
             })
         };
         let mut wake = None;
@@ -396,14 +482,15 @@ impl Taken {
                 until > now
             });
         }
-        timers.downed.retain(|(id, run), _| {
-            roster.get(id).is_some_and(|seat| seat.entry.incarnation == *run)
-        });
+        timers.downed.retain(|run, _| listed(run));
         timers.failed_since.retain(|run, _| failed(run));
-        timers.joins.retain(|(id, run), _| {
-            roster.get(id).is_some_and(|seat| seat.entry.incarnation == *run)
-        });
-        timers.runs_on.retain(|run, until| failed(run) || *until > now);
+        timers.alive.retain(|run, _| listed(run));
+        let notes = &self.record.nodes;
+        timers
+            .suspended
+            .retain(|(id, run), _| notes.get(id).is_some_and(|note| note.suspended == Some(*run)));
+        timers.joins.retain(|run, _| listed(run));
+        timers.runs_on.retain(|run, until| *until > now || failed(run) || runs_on(run));
         let ttl = sources.rules.node_ttl;
         timers.vanished.retain(|_, at| at.plus(ttl) > now);
         timers.flaps.retain(|_, flap| flap.last.1.plus(sources.rules.remove_after) > now);
@@ -483,11 +570,11 @@ impl Timers {
         let others = self.vanished.len() - usize::from(self.vanished.contains_key(&key));
         // All that vanish now are among them, since they are members.
         let members = *self.members.get_or_insert_with(|| {
-            let listed = sources.cluster.nodes().iter().flatten();
             let gone = |entry: &NodeEntry| {
                 self.vanished.contains_key(&(entry.id.clone(), entry.incarnation))
             };
-            listed.filter(|entry| entry.status.may_host() || gone(entry)).count()
+            let known = sources.known();
+            known.values().filter(|entry| entry.status.may_host() || gone(entry)).count()
         });
         #[expect(clippy::cast_precision_loss, reason = "both are far below 2^52")]
         let too_many = (others + 1) as f64 > sources.rules.brake * members as f64;
@@ -498,6 +585,29 @@ impl Timers {
             self.flap(run, sources.rules, now);
         }
         false
+    }
+
+    /// An eviction found a run alive, at this revision: it has not vanished.
+    pub(crate) fn found_alive(
+        &mut self,
+        node: &NodeId,
+        run: Incarnation,
+        revision: &Revision,
+        now: Moment,
+    ) {
+        let key = (node.clone(), run);
+        if self.vanished.remove(&key).is_some()
+            && let Some(flap) = self.flaps.get_mut(node).filter(|flap| flap.last.0 == run)
+        {
+            flap.times = flap.times.saturating_sub(1);
+        }
+        self.alive.insert(key, (now, revision.clone()));
+    }
+
+    /// A run is suspended; until when, if nothing is heard of it before.
+    fn suspend(&mut self, run: &NodeEntry, rules: &Rules, now: Moment) -> Moment {
+        let since = self.suspended.entry((run.id.clone(), run.incarnation)).or_insert(now);
+        since.plus(rules.node_ttl.saturating_mul(SUSPENDED_TTLS))
     }
 
     /// A node failed, maybe not for the first time.
@@ -584,7 +694,9 @@ impl Roster {
         let hosted = old.and_then(|old| self.hosting(old));
         match (old, hosts) {
             (_, None) if hosted.is_none() => None,
-            (_, None) => Some(format!("{id} failed")),
+            (_, None) if seat.entry.status == NodeStatus::Failed => Some(format!("{id} failed")),
+            (_, None) if seat.leaving => Some(format!("{id} leaves")),
+            (_, None) => Some(format!("{id} hosts nothing any more")),
             (None, Some(_)) => Some(format!("{id} joined")),
             (Some(_), Some(_)) if hosted.is_none() => Some(format!("{id} joined")),
             (Some(old), Some(_)) => {
@@ -607,3 +719,6 @@ impl Roster {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,21 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
-    Address, AttemptId, Fence, Incarnation, LeaseName, Moment, NodeEvent, NodeId, NodeInfo,
-    NodeRecord, NodeStatus, Origin, Report, Revision, ShardCount, ShardId, ShardMap, TableHeader,
-    TableName, TableUid, Term, Ttl,
+    ANNEX_BYTES_MAX, Address, AttemptId, Fence, Incarnation, LeaseName, Moment, NodeEvent, NodeId,
+    NodeInfo, NodeRecord, NodeStatus, Origin, Report, Revision, ShardCount, ShardId, ShardMap,
+    TableHeader, TableName, TableUid, Term, Ttl,
 };
 use coord_placement::Balanced;
 
 use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn, Verdict};
 use super::roster::Suspect;
 use crate::Settings;
-use crate::commands::{Command, Refusal, Reply};
+use crate::commands::{Command, CommandError, Reply};
 use crate::handoff::Handoff;
 use crate::membership::{Judging, View};
 use crate::record::{ClusterRecord, Failure};
 
-const JUDGING: Judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
+const JUDGING: Judging = Judging { wait_ttl: false, from_heartbeat: false, evict: false };
+/// Where each heartbeat shows.
+const SHOWN: Judging = Judging { from_heartbeat: true, ..JUDGING };
 const TTL: Duration = Duration::from_secs(9);
 const TURNS_MAX: usize = 1_000;
 
@@ -61,7 +63,10 @@ struct Desk {
     stored: BTreeMap<TableName, Arc<ShardMap>>,
     registered: BTreeMap<NodeId, NodeRecord>,
     view: View,
+    judging: Judging,
     revision: u64,
+    /// How many lives of tables there were.
+    lives: u128,
     /// Whether the nodes report what they stop.
     reports: bool,
     asked: Ticket,
@@ -79,7 +84,9 @@ impl Desk {
             stored: BTreeMap::new(),
             registered: BTreeMap::new(),
             view: View::default(),
+            judging: JUDGING,
             revision: 0,
+            lives: 0,
             reports: true,
             asked: 0,
             answers: Vec::new(),
@@ -94,7 +101,7 @@ impl Desk {
     }
 
     fn see(&mut self, event: NodeEvent) {
-        self.view.on_event(event, JUDGING, self.now);
+        self.view.on_event(event, self.judging, self.now);
         self.machine.on_view(Arc::new(self.view.clone()));
     }
 
@@ -112,6 +119,25 @@ impl Desk {
         let record = NodeRecord::new(info, ttl, Revision::from_u64(self.revision));
         self.registered.insert(id(name), record.clone());
         record
+    }
+
+    /// A heartbeat is answered, and maybe the watch shows it.
+    fn beat(&mut self, name: &str, shows: bool) {
+        self.revision += 1;
+        let revision = Revision::from_u64(self.revision);
+        let record = self.registered.get_mut(&id(name)).expect("registered");
+        record.revision = revision;
+        let record = record.clone();
+        if shows {
+            self.see(NodeEvent::Updated(record));
+        }
+    }
+
+    /// A leader who sees each heartbeat.
+    fn elect_shown(&mut self, term: u64) {
+        self.judging = SHOWN;
+        let rules = Rules::new(&Settings::fast(), SHOWN);
+        self.elect_with(machine_with(term, rules, self.now));
     }
 
     fn elect(&mut self, term: u64) {
@@ -147,7 +173,9 @@ impl Desk {
     fn perform(&mut self, step: &Step) -> Outcome {
         match step {
             Step::Claim(name, header) => {
-                let new = || Arc::new(ShardMap::empty(header.clone(), TableUid::from_u128(1)));
+                self.lives += 1;
+                let uid = TableUid::from_u128(self.lives);
+                let new = || Arc::new(ShardMap::empty(header.clone(), uid));
                 Outcome::Claimed(Arc::clone(self.stored.entry(name.clone()).or_insert_with(new)))
             }
             Step::Look => {
@@ -283,6 +311,21 @@ impl Desk {
         (reply, record)
     }
 
+    /// n2 is declared failed and evicted, and may still run; nobody remembers that.
+    fn evict_n2_and_forget(&mut self) {
+        self.fail_n2();
+        let step = self.until(is_evict);
+        assert_eq!(self.perform(&step), Outcome::Evicted);
+        self.stored.remove(&TableName::cluster());
+    }
+
+    /// A leader that has seen nothing before.
+    fn elect_fresh(&mut self, term: u64) {
+        self.view = View::default();
+        self.elect(term);
+        self.see(NodeEvent::Snapshot(self.registered.values().cloned().collect()));
+    }
+
     /// The shards of n2 stay for its TTL from now on, and go then.
     #[track_caller]
     fn keeps_for_its_ttl(&mut self) {
@@ -325,7 +368,7 @@ fn a_command_that_is_tried_again_reverts_nothing() {
     let ticket = desk.ask(Command::Pause);
     desk.until(is_cluster);
     desk.lose();
-    desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(1) });
+    desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(1), judged: true });
     desk.pass(Duration::from_secs(5));
     let (reply, record) = desk.answer(ticket);
     assert!(reply.is_done() && record.paused, "{reply:?} {record:?}");
@@ -343,7 +386,7 @@ fn a_store_that_takes_no_write_makes_a_command_fail() {
     }
     desk.pass(Duration::from_secs(60));
     let (reply, record) = desk.answer(ticket);
-    assert!(matches!(reply, Reply::Refused(Refusal::Failed { .. })), "{reply:?}");
+    assert!(matches!(reply, Reply::Refused(CommandError::Failed { .. })), "{reply:?}");
     assert!(!record.paused);
 }
 
@@ -378,7 +421,7 @@ fn a_leader_that_dies_after_an_eviction_leaves_the_shards_where_they_may_run() {
 fn a_downed_run_that_goes_by_itself_leaves_its_shards_at_once() {
     let (node, incarnation) = (id("n2"), run(1));
     let left = NodeEvent::Left { node: node.clone(), incarnation };
-    for gone in [left, NodeEvent::Expired { node, incarnation }] {
+    for gone in [left, NodeEvent::Expired { node, incarnation, judged: true }] {
         let mut desk = Desk::new();
         desk.down_n2();
         desk.registered.remove(&id("n2"));
@@ -536,7 +579,7 @@ fn nobody_is_given_a_shard_that_may_still_run_elsewhere() {
     let orphaned = desk.ask(take(&[]));
     let kept = desk.ask(take(&["n2"]));
     desk.pass(Duration::from_secs(1));
-    let refusal = Reply::Refused(Refusal::MayStillRun { node: id("n2"), shard });
+    let refusal = Reply::Refused(CommandError::MayStillRun { node: id("n2"), shard });
     assert_eq!(desk.answer(refused).0, &refusal);
     assert_eq!(desk.answer(orphaned).0, &refusal);
     assert!(desk.answer(kept).0.is_done());
@@ -678,7 +721,13 @@ fn the_successor_of_a_condemned_run_waits_also_under_a_new_leader() {
 }
 
 #[test]
-fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_speaks() {
+fn too_many_that_vanish_at_once_are_suspended_until_an_operator_speaks_or_for_three_ttls() {
+    for speaks in [true, false] {
+        too_many_vanish(speaks);
+    }
+}
+
+fn too_many_vanish(operator_speaks: bool) {
     let mut desk = Desk::new();
     for name in ["n4", "n5", "n6"] {
         desk.join(name, 1);
@@ -687,10 +736,11 @@ fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_s
     assert_eq!(desk.shards_of("n6"), 2);
     let lost = ["n3", "n4", "n5", "n6"];
     for name in lost {
-        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1), judged: true });
         desk.registered.remove(&id(name));
     }
-    desk.pass(Duration::from_secs(3600));
+    let node_ttl = Settings::fast().node_ttl;
+    desk.pass(node_ttl * 3 - Duration::from_secs(1));
     // Half of six may go; which ones does not matter.
     let suspended = |desk: &Desk| {
         let record = desk.record();
@@ -702,14 +752,191 @@ fn too_many_that_vanish_at_once_are_suspended_until_they_return_or_an_operator_s
     let held = suspended(&desk);
     assert_eq!(held.len(), 1, "{held:?}");
     assert_eq!(desk.shards_of(&held[0]), 2, "its shards stay");
-    let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
-    let failed = cluster.nodes().iter().flatten().filter(|n| n.status == NodeStatus::Failed);
-    assert_eq!(failed.count(), 0, "they are forgotten by now");
-    let why = "test".to_owned();
-    let ticket = desk.ask(Command::MarkNodeFailed { node: id(&held[0]), why });
-    desk.pass(Duration::from_secs(5));
-    assert!(desk.answer(ticket).0.is_done());
+    if operator_speaks {
+        let why = "test".to_owned();
+        let ticket = desk.ask(Command::MarkNodeFailed { node: id(&held[0]), why });
+        desk.pass(Duration::from_millis(900));
+        assert!(desk.answer(ticket).0.is_done());
+    } else {
+        desk.pass(Duration::from_secs(2));
+        assert_eq!(desk.failure(&held[0]), Some(Failure::ran_out(run(1))));
+    }
     assert_eq!((desk.shards_of(&held[0]), suspended(&desk).len()), (0, 0));
+}
+
+#[test]
+fn one_that_is_silent_for_two_ttls_is_evicted_whatever_the_store_says() {
+    let mut desk = Desk::new();
+    desk.elect_shown(2);
+    desk.beat("n3", true);
+    for second in (0..TTL.as_secs() * 2).step_by(3) {
+        assert!(desk.registered.contains_key(&id("n3")), "{second}");
+        for name in ["n1", "n2"] {
+            desk.beat(name, true);
+        }
+        desk.pass(Duration::from_secs(3));
+    }
+    assert!(!desk.registered.contains_key(&id("n3")), "evicted");
+    assert_eq!(desk.failure("n3"), Some(Failure::ran_out(run(1))));
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(["n1", "n2", "n3"].map(|name| desk.shards_of(name)), [6, 6, 0]);
+}
+
+#[test]
+fn one_whose_heartbeats_do_not_show_is_found_alive_and_kept() {
+    let mut desk = Desk::new();
+    desk.elect_shown(2);
+    for _ in 0..TTL.as_secs() {
+        for name in ["n1", "n2"] {
+            desk.beat(name, true);
+        }
+        desk.beat("n3", false);
+        desk.pass(Duration::from_secs(3));
+    }
+    assert!(desk.registered.contains_key(&id("n3")));
+    assert_eq!((desk.failure("n3"), desk.shards_of("n3")), (None, 4));
+}
+
+#[test]
+fn one_that_was_found_alive_unseen_is_evicted_once_it_is_silent_to_the_store_too() {
+    let mut desk = Desk::new();
+    desk.elect_shown(2);
+    for second in (0..TTL.as_secs() * 7).step_by(3) {
+        desk.beat("n2", true);
+        if second < TTL.as_secs() * 3 {
+            desk.beat("n3", false);
+        }
+        desk.pass(Duration::from_secs(3));
+    }
+    assert_eq!(desk.failure("n3"), Some(Failure::ran_out(run(1))));
+    assert_eq!(desk.shards_of("n3"), 0);
+}
+
+#[test]
+fn too_many_that_fall_silent_are_evicted_one_after_the_other() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(3));
+    desk.elect_shown(2);
+    desk.reports = false;
+    let ttl = TTL.as_secs();
+    let listed = |desk: &Desk| desk.registered.len();
+    for second in (0..ttl * 6).step_by(3) {
+        desk.beat("n2", true);
+        desk.pass(Duration::from_secs(3));
+        if (ttl * 2..ttl * 3 - 3).contains(&(second + 3)) {
+            assert_eq!(listed(&desk), 3, "half of six, after {second} s");
+        }
+    }
+    assert_eq!(desk.registered.keys().cloned().collect::<Vec<_>>(), [id("n1"), id("n2")]);
+    assert_eq!(desk.shards_of("n1") + desk.shards_of("n2"), 12);
+}
+
+#[test]
+fn a_suspended_one_is_not_given_up_while_the_store_is_away() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6"] {
+        desk.join(name, 1);
+    }
+    desk.elect(2);
+    desk.pass(Duration::from_secs(3));
+    for name in ["n3", "n4", "n5", "n6"] {
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1), judged: true });
+        desk.registered.remove(&id(name));
+    }
+    desk.pass(Duration::from_secs(1));
+    let suspended =
+        |desk: &Desk| desk.record().nodes.values().filter(|note| note.suspended.is_some()).count();
+    assert_eq!(suspended(&desk), 1);
+    desk.view.on_away(desk.now);
+    desk.machine.on_view(Arc::new(desk.view.clone()));
+    desk.pass(Settings::fast().node_ttl * 4);
+    assert_eq!(suspended(&desk), 1);
+    desk.view.on_back(desk.now);
+    desk.machine.on_view(Arc::new(desk.view.clone()));
+    desk.pass(Duration::from_secs(1));
+    assert_eq!(suspended(&desk), 0);
+}
+
+#[test]
+fn what_people_write_is_cut_before_it_is_stored() {
+    let mut desk = Desk::new();
+    let long = format!("x{}", "ä".repeat(30_000));
+    let ticket = desk.ask(Command::MarkNodeFailed { node: id("n2"), why: long.clone() });
+    desk.pass(Duration::from_secs(1));
+    assert!(desk.answer(ticket).0.is_done());
+    let why = desk.failure("n2").expect("failed").why;
+    assert!(why.len() < 300 && why.ends_with("ä… (60001 bytes)"), "{why}");
+    desk.pass(TTL * 2);
+    let ticket = desk.ask(Command::Pin { table: table(), shard: ShardId::new(1), node: id("n3") });
+    desk.pass(Duration::from_secs(1));
+    assert!(desk.answer(ticket).0.is_done());
+    let owner = desk.map().owner(ShardId::new(5)).expect("owned").id.clone();
+    desk.ask(Command::Drain { node: owner });
+    desk.ask(Command::RebalanceShards { table: None, reason: long });
+    desk.pass(Duration::from_secs(5));
+    let annex = desk.map().annex();
+    assert!(annex.len() < 1_000, "{} bytes", annex.len());
+}
+
+#[test]
+fn a_leader_that_can_t_write_its_record_says_so_until_it_can() {
+    for verdict in [false, true] {
+        let mut desk = Desk::new();
+        for name in ["n4", "n5", "n6"] {
+            desk.join(name, 1);
+        }
+        desk.pass(Duration::from_secs(5));
+        // An older leader has filled it.
+        let mut full = desk.record();
+        let spare = TableName::new("spare").expect("name");
+        full.failures.insert(spare.clone(), String::new());
+        let room = ANNEX_BYTES_MAX - full.write().expect("writes").len();
+        full.failures.insert(spare, "x".repeat(room - 10));
+        let fill = |desk: &mut Desk, record: &ClusterRecord| {
+            let cluster = desk.stored.get_mut(&TableName::cluster()).expect("claimed");
+            let mut edit = cluster.edit();
+            edit.set_annex(record.write().expect("writes")).expect("fits");
+            let fence = cluster.writer().expect("written").clone();
+            *cluster = Arc::new(edit.finish(fence).expect("differs"));
+        };
+        fill(&mut desk, &full);
+        desk.elect(2);
+        desk.pass(Duration::from_secs(5));
+        assert_eq!(desk.machine.unwritten(), None);
+        let ticket = desk.ask(Command::Drain { node: id("n2") });
+        desk.pass(Duration::from_secs(1));
+        assert!(matches!(desk.answer(ticket).0, Reply::Refused(CommandError::Failed { .. })));
+        assert_eq!(desk.machine.unwritten(), None, "whoever asked was told");
+
+        if verdict {
+            let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+            desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
+        } else {
+            // One of them is suspended, which takes more room than there is.
+            for name in ["n3", "n4", "n5", "n6"] {
+                let node = id(name);
+                desk.see(NodeEvent::Expired { node, incarnation: run(1), judged: true });
+                desk.registered.remove(&id(name));
+            }
+        }
+        desk.pass(Duration::from_secs(1));
+        let why = desk.machine.unwritten().expect("it says so").to_owned();
+        assert!(why.contains("annex") && why.len() < 300, "{why}");
+
+        full.failures.clear();
+        fill(&mut desk, &full);
+        desk.pass(Settings::fast().rebalance_check + Duration::from_secs(5));
+        if verdict {
+            assert!(desk.machine.unwritten().is_some(), "it is still to be written");
+            let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+            desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
+            desk.pass(Duration::from_secs(1));
+        }
+        assert_eq!(desk.machine.unwritten(), None);
+    }
 }
 
 #[test]
@@ -760,7 +987,7 @@ fn those_that_leave_do_not_count_among_the_many_that_vanish() {
     }
     // Two of the five that are left may go at once.
     for name in ["n7", "n8"] {
-        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1), judged: true });
         desk.registered.remove(&id(name));
     }
     desk.pass(Duration::from_secs(1));
@@ -775,7 +1002,7 @@ fn those_that_leave_do_not_count_among_the_many_that_vanish() {
 fn each_time_that_a_node_fails_again_it_waits_twice_as_long() {
     let mut desk = Desk::new();
     let fail = |desk: &mut Desk, round| {
-        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round) });
+        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round), judged: true });
         desk.registered.remove(&id("n3"));
         desk.pass(Duration::from_secs(30));
         desk.join("n3", round + 1);
@@ -797,7 +1024,7 @@ fn a_flapping_node_is_taken_in_ever_later() {
     let began = desk.map().version();
     let mut joined = 0;
     for round in 1..=60 {
-        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round) });
+        desk.see(NodeEvent::Expired { node: id("n3"), incarnation: run(round), judged: true });
         desk.registered.remove(&id("n3"));
         desk.pass(Duration::from_secs(5));
         desk.join("n3", round + 1);
@@ -824,7 +1051,7 @@ fn after_all_were_away_the_first_one_back_does_not_get_everything() {
     };
     desk.machine.on_view(Arc::new(desk.view.clone()));
     for name in ["n1", "n2", "n3"] {
-        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+        desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1), judged: true });
         desk.registered.remove(&id(name));
     }
     desk.pass(Duration::from_secs(5));
@@ -970,6 +1197,29 @@ fn a_run_that_only_the_former_leader_has_seen_keeps_its_shards() {
 }
 
 #[test]
+fn one_that_left_while_nobody_led_has_not_failed() {
+    for evict in [false, true] {
+        let mut desk = Desk::new();
+        desk.ask(Command::Leave { node: id("n2"), force: false });
+        desk.pass(Duration::from_secs(5));
+        assert_eq!(desk.shards_of("n2"), 0);
+        desk.registered.remove(&id("n2"));
+        // The next leader has never seen it.
+        desk.judging = Judging { evict, ..JUDGING };
+        desk.view = View::default();
+        let rules = Rules::new(&Settings::fast(), desk.judging);
+        desk.elect_with(machine_with(2, rules, desk.now));
+        desk.see(NodeEvent::Snapshot(desk.registered.values().cloned().collect()));
+        for _ in 0..4 {
+            desk.pass(TTL);
+            assert_eq!(desk.failure("n2"), None, "evict={evict}");
+        }
+        let cluster = desk.stored.get(&TableName::cluster()).expect("claimed");
+        assert_eq!(cluster.slot_of(&id("n2")), None);
+    }
+}
+
+#[test]
 fn the_last_one_that_leaves_is_listed_as_what_it_is() {
     let mut desk = Desk::new();
     for name in ["n2", "n3"] {
@@ -1015,6 +1265,157 @@ fn a_deleted_table_begins_its_next_life_under_another_term() {
     panic!("it never notices");
 }
 
+#[test]
+fn a_term_ends_where_the_record_of_the_members_is_deleted_under_it() {
+    for writes in [false, true] {
+        let mut desk = Desk::new();
+        desk.stored.remove(&TableName::cluster());
+        if writes {
+            desk.ask(Command::Drain { node: id("n2") });
+        }
+        let stop = (0..TURNS_MAX).find_map(|_| match desk.machine.next(desk.now) {
+            Turn::Do(step) => {
+                assert!(!matches!(&step, Step::Claim(..)), "this term goes by what is deleted");
+                let outcome = desk.perform(&step);
+                desk.outcome(outcome);
+                None
+            }
+            Turn::Wait(until) => {
+                desk.now = until.expect("a time");
+                None
+            }
+            Turn::Stop(stop) => Some(stop),
+        });
+        assert_eq!(stop, Some(Stop::Deleted(TableName::cluster())), "writes={writes}");
+    }
+}
+
+#[test]
+fn a_run_that_was_evicted_has_its_time_although_the_record_of_that_is_lost() {
+    let mut desk = Desk::new();
+    desk.evict_n2_and_forget();
+    desk.elect(2);
+    desk.keeps_for_its_ttl();
+    assert!(!desk.record().lost);
+
+    // Whoever leads next meanwhile counts from the beginning.
+    let mut desk = Desk::new();
+    desk.evict_n2_and_forget();
+    desk.elect(2);
+    desk.pass(TTL / 2);
+    desk.elect(3);
+    desk.keeps_for_its_ttl();
+
+    // So has one that another run followed,
+    let mut desk = Desk::new();
+    desk.evict_n2_and_forget();
+    desk.join("n2", 2);
+    desk.elect(2);
+    desk.pass(TTL - Duration::from_secs(1));
+    let listed = |desk: &Desk| {
+        let slot = desk.map().slot_of(&id("n2")).expect("listed");
+        desk.map().node(slot).expect("listed").incarnation
+    };
+    assert_eq!((desk.shards_of("n2"), listed(&desk)), (4, run(1)));
+    desk.pass(Duration::from_secs(3));
+    assert_eq!((desk.shards_of("n2"), listed(&desk)), (4, run(2)));
+
+    // unless that says that it has stopped.
+    let mut desk = Desk::new();
+    desk.evict_n2_and_forget();
+    desk.elect(2);
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(desk.shards_of("n2"), 4);
+    let record = desk.register("n2", 2);
+    let info = record.info.with_ended(run(1));
+    let record = NodeRecord::new(info, Ttl::new(TTL).expect("ttl"), record.revision);
+    desk.registered.insert(id("n2"), record.clone());
+    desk.see(NodeEvent::Joined(record));
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(listed(&desk), run(2));
+}
+
+#[test]
+fn where_the_record_is_lost_an_end_may_be_the_work_of_a_former_leader() {
+    let mut desk = Desk::new();
+    desk.stored.remove(&TableName::cluster());
+    desk.elect(2);
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(desk.shards_of("n2"), 4, "it is registered");
+    // The verdict is lost, and the eviction that followed from it is not.
+    let (node, incarnation) = (id("n2"), run(1));
+    desk.registered.remove(&node);
+    desk.see(NodeEvent::Left { node, incarnation });
+    desk.keeps_for_its_ttl();
+
+    // What ran out is over.
+    let mut desk = Desk::new();
+    desk.stored.remove(&TableName::cluster());
+    desk.elect(2);
+    desk.pass(Duration::from_secs(2));
+    expire(&mut desk, "n2");
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(desk.shards_of("n2"), 0);
+}
+
+#[test]
+fn a_host_that_nobody_knows_any_more_is_evicted_where_observers_judge() {
+    let mut desk = Desk::new();
+    // Its record is still there.
+    expire(&mut desk, "n2");
+    desk.stored.remove(&TableName::cluster());
+    desk.judging = Judging { evict: true, ..JUDGING };
+    let rules = Rules::new(&Settings::fast(), desk.judging);
+    desk.elect_with(machine_with(2, rules, desk.now));
+    let step = desk.until(is_evict);
+    assert!(matches!(&step, Step::Evict(suspect) if suspect.node == id("n2")), "{step:?}");
+    desk.outcome(Outcome::Evicted);
+    desk.pass(TTL);
+    assert_eq!(desk.shards_of("n2"), 0);
+}
+
+#[test]
+fn a_table_that_is_lost_with_the_record_begins_when_nobody_can_host_it_any_more() {
+    let mut desk = Desk::new();
+    desk.evict_n2_and_forget();
+    desk.stored.remove(&table());
+    desk.elect_fresh(2);
+    desk.pass(TTL / 2);
+    // n1 and n3 go by the new life now, and nothing shows any more that there was another.
+    desk.report(&table());
+    desk.elect_fresh(3);
+    desk.pass(TTL - Duration::from_secs(1));
+    assert_eq!(desk.map().orphans(), 12, "n2 may still run, and nobody knows of it");
+    desk.pass(Duration::from_secs(3));
+    assert_eq!(desk.map().orphans(), 0);
+
+    // Those who say that they host the former life are waited for, however long that takes.
+    let mut desk = Desk::new();
+    for name in [table(), TableName::cluster()] {
+        desk.stored.remove(&name);
+    }
+    desk.elect_fresh(2);
+    desk.pass(TTL * 3);
+    assert_eq!(desk.map().orphans(), 12);
+    desk.report(&table());
+    desk.pass(Duration::from_secs(2));
+    assert_eq!(desk.map().orphans(), 0);
+}
+
+#[test]
+fn a_first_start_waits_for_nobody() {
+    let mut desk = Desk::new();
+    for name in [table(), TableName::cluster()] {
+        desk.stored.remove(&name);
+    }
+    for name in ["n1", "n2", "n3"] {
+        desk.register(name, 2);
+    }
+    desk.elect_fresh(2);
+    desk.pass(Duration::from_secs(2));
+    assert_eq!((desk.map().orphans(), desk.record().lost), (0, false));
+}
+
 /// A leader that gathers changes of the members for 3 s where there are three of them, and for 4 s where there are
 /// four.
 fn gathering() -> Desk {
@@ -1036,7 +1437,7 @@ fn status(desk: &Desk, name: &str) -> Option<NodeStatus> {
 }
 
 fn expire(desk: &mut Desk, name: &str) {
-    desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1) });
+    desk.see(NodeEvent::Expired { node: id(name), incarnation: run(1), judged: true });
     desk.registered.remove(&id(name));
 }
 
@@ -1098,6 +1499,79 @@ fn what_others_wait_for_is_told_at_once_and_takes_the_members_along() {
     desk.pass(Duration::ZERO);
     assert!(desk.record().nodes[&id("n3")].suspended.is_some());
     assert_eq!(status(&desk, "n4"), Some(NodeStatus::Failed));
+}
+
+#[test]
+fn a_failed_node_is_forgotten_in_time_although_the_members_are_gathered() {
+    let mut desk = gathering();
+    for name in ["n4", "n5"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(60));
+    expire(&mut desk, "n5");
+    desk.pass(Duration::from_secs(1));
+    expire(&mut desk, "n4");
+    desk.pass(Duration::from_secs(20));
+    assert_eq!(["n4", "n5"].map(|name| status(&desk, name)), [Some(NodeStatus::Failed); 2]);
+    // That n5 is forgotten begins a pause, in which the time of n4 is up.
+    desk.pass(Rules::new(&Settings::fast(), JUDGING).remove_after);
+    assert_eq!(["n4", "n5"].map(|name| status(&desk, name)), [None; 2]);
+}
+
+#[test]
+fn a_former_run_is_waited_for_once_although_the_write_that_says_so_is_lost() {
+    let mut desk = Desk::new();
+    desk.join("n2", 2);
+    desk.pass(TTL / 2);
+    assert!(desk.record().nodes[&id("n2")].former.contains_key(&run(1)));
+    let is_write = |step: &Step| matches!(step, Step::Publish(name, ..) if name.is_reserved());
+    desk.until(is_write);
+    desk.lose();
+    desk.pass(Duration::from_secs(2));
+    assert!(!desk.record().nodes.contains_key(&id("n2")));
+}
+
+#[test]
+fn a_failure_while_the_record_is_lost_takes_its_own_time() {
+    let mut desk = gathering();
+    let record = desk.register("n4", 1);
+    let ttl = Ttl::new(TTL * 4).expect("ttl");
+    let record = NodeRecord::new(record.info, ttl, record.revision);
+    desk.registered.insert(id("n4"), record.clone());
+    desk.see(NodeEvent::Joined(record));
+    desk.pass(Duration::from_secs(10));
+    desk.stored.remove(&TableName::cluster());
+    let mut rules = Rules::new(&Settings::fast(), JUDGING);
+    (rules.gather_from, rules.told_per_second) = (3, 1);
+    desk.elect_with(machine_with(3, rules, desk.now));
+    desk.pass(Duration::from_secs(2));
+    desk.fail_n2();
+    desk.pass(TTL - Duration::from_secs(1));
+    assert_eq!((desk.shards_of("n2"), desk.record().lost), (3, true));
+    // The members are gathered while the time of n2 ends.
+    desk.join("n5", 1);
+    desk.pass(Duration::from_secs(2));
+    assert_eq!((desk.shards_of("n2"), desk.record().lost), (0, true));
+}
+
+#[test]
+fn where_the_record_is_lost_too_many_that_vanish_are_no_evidence_either() {
+    let mut desk = Desk::new();
+    for name in ["n4", "n5", "n6"] {
+        desk.join(name, 1);
+    }
+    desk.pass(Duration::from_secs(10));
+    desk.stored.remove(&TableName::cluster());
+    let vanished = ["n3", "n4", "n5", "n6"];
+    vanished.iter().for_each(|name| expire(&mut desk, name));
+    desk.elect(2);
+    desk.pass(Duration::from_secs(2));
+    let suspended =
+        |name| desk.record().nodes.get(&id(name)).is_some_and(|n| n.suspended.is_some());
+    assert!(vanished.iter().any(|name| suspended(name)), "{:?}", desk.record());
+    // As many as elsewhere are given up before the rest is suspended.
+    let gone = vanished.iter().filter(|name| desk.shards_of(name) == 0).count();
+    assert!(gone <= 3, "{gone} of 6 members");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::posture::{Posture, Reach};
 use super::settings::{DowningSettings, Strategy};
 use super::sides::{Part, Sides};
-use super::stability::{Calm, Stability};
+use super::stability::{Calm, Shift, Stability};
 use super::strategy::{Verdict, Warning, is_formed, judge, keeps, warnings};
 use super::view::{Member, View};
 
@@ -38,14 +38,14 @@ pub enum Step {
     Down(BTreeSet<NodeId>),
     /// This node goes down: it stops its regions and its coordinator, and may join again as a new
     /// incarnation, with a new machine. Nothing else follows. A lease that it still has is left to its TTL.
-    DownSelf(Why),
+    DownSelf(DownReason),
 }
 
 /// Why a node goes down.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum DownReason {
     /// The strategy keeps the other side, or nobody.
     OtherSide,
     /// Its own side goes on without it: it reaches only some of those who reach it.
@@ -58,9 +58,11 @@ pub enum Why {
     Unstable,
     /// The others declared it failed.
     DeclaredFailed,
+    /// One of the tasks of its runtime panicked; the log says which.
+    TaskPanicked,
 }
 
-impl Why {
+impl DownReason {
     /// In one word, for metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -71,11 +73,12 @@ impl Why {
             Self::LeaseUnknown => "lease_unknown",
             Self::Unstable => "unstable",
             Self::DeclaredFailed => "declared_failed",
+            Self::TaskPanicked => "task_panicked",
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for DownReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OtherSide => "this side of the partition does not go on",
@@ -84,6 +87,7 @@ impl fmt::Display for Why {
             Self::LeaseUnknown => "the store of the lease gave no answer",
             Self::Unstable => "reachability goes on changing",
             Self::DeclaredFailed => "this node was declared failed",
+            Self::TaskPanicked => "a task of this node panicked",
         })
     }
 }
@@ -112,6 +116,7 @@ pub struct Downing {
     /// Who the members were, and on which side.
     members: Vec<Member>,
     parts: BTreeMap<NodeId, Part>,
+    links: Links,
     /// Whether what looked old was waited for.
     trusts: bool,
     store: Reach,
@@ -131,6 +136,36 @@ struct Held {
     used: bool,
 }
 
+/// Which members do not reach which, as the rows tell. A node that dies is missed by one member after the
+/// other; until all say so it may be another that seems to be cut off for a moment. So unrest shows in
+/// the links and not in the sides.
+#[derive(Clone, Debug, Default)]
+struct Links {
+    broken: BTreeSet<(NodeId, NodeId)>,
+    /// All that were broken since everybody was reached.
+    ever: BTreeSet<(NodeId, NodeId)>,
+}
+
+impl Links {
+    /// What the rows say that is new.
+    fn on_view(&mut self, view: &View) -> Shift {
+        let counts = |(from, to): &&(NodeId, NodeId)| view.is_counted(from) && view.is_counted(to);
+        let known = self.broken.iter().filter(counts);
+        // A member whose row is not known now says nothing new.
+        let silent = known.clone().filter(|(from, _)| !view.tells(from)).cloned();
+        let broken: BTreeSet<_> = view.broken().chain(silent).collect();
+        let unrest = known.clone().any(|link| !broken.contains(link))
+            || broken.difference(&self.broken).any(|link| self.ever.contains(link));
+        self.ever.extend(broken.iter().cloned());
+        self.broken = broken;
+        if unrest { Shift::Unrest } else { Shift::Loss }
+    }
+
+    fn on_quiet(&mut self) {
+        self.ever.clone_from(&self.broken);
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     Watching,
@@ -146,7 +181,7 @@ enum Phase {
         downed: BTreeSet<NodeId>,
         at: Moment,
     },
-    Down(Why),
+    Down(DownReason),
 }
 
 impl Downing {
@@ -156,14 +191,19 @@ impl Downing {
     /// As [`DowningSettings::validate`].
     pub fn new(settings: DowningSettings) -> Result<Self> {
         settings.validate()?;
+        let stability = Stability::new(settings.stable_after, settings.unrest_limit());
         Ok(Self {
-            stability: Stability::new(settings.stable_after, settings.unrest_limit()),
+            stability: match settings.strategy {
+                Strategy::LeaseMajority { .. } => stability.in_time(),
+                _ => stability,
+            },
             settings,
             node_ttl: NODE_TTL,
             view: None,
             doubting: None,
             members: Vec::new(),
             parts: BTreeMap::new(),
+            links: Links::default(),
             trusts: false,
             store: Reach::Reachable,
             formed: false,
@@ -185,12 +225,13 @@ impl Downing {
         let me = view.member(view.me()).map(|me| me.status);
         let members: Vec<Member> = view.counted().cloned().collect();
         self.doubting = view.doubting();
+        let shift = self.links.on_view(&view);
         self.view = Some(view);
         if matches!(self.phase, Phase::Down(_)) {
             return;
         }
         if matches!(me, Some(NodeStatus::Failed | NodeStatus::Deleted)) {
-            self.phase = Phase::Down(Why::DeclaredFailed);
+            self.phase = Phase::Down(DownReason::DeclaredFailed);
             return;
         }
         let losers = self.sides().map(|sides| sides.losers()).unwrap_or_default();
@@ -203,6 +244,7 @@ impl Downing {
         match &self.phase {
             _ if losers.is_empty() => {
                 self.stability.on_quiet();
+                self.links.on_quiet();
                 self.phase = Phase::Watching;
                 self.trusts = false;
             }
@@ -210,7 +252,7 @@ impl Downing {
             Phase::Decided { downed, .. } if losers.is_subset(downed) => {}
             _ if changed => {
                 if shifted {
-                    self.stability.on_shift(now);
+                    self.stability.on_shift(shift, now);
                 } else {
                     self.stability.on_members(now);
                 }
@@ -254,7 +296,7 @@ impl Downing {
             LeaseAnswer::Acquired => self.phase = Phase::Won,
             LeaseAnswer::HeldBy(node) => {
                 let ours = self.sides().is_some_and(|sides| sides.is_mine(node));
-                self.phase = if ours { Phase::Won } else { Phase::Down(Why::LeaseHeld) };
+                self.phase = if ours { Phase::Won } else { Phase::Down(DownReason::LeaseHeld) };
             }
             LeaseAnswer::Unknown => *at = now.plus(ASK_AGAIN),
         }
@@ -325,7 +367,7 @@ impl Downing {
         let since = match self.stability.calm(now) {
             None => return Step::Stay,
             Some(Calm::NotYet(until)) => return Step::Wait(until),
-            Some(Calm::Never) => return self.down_self(Why::Unstable),
+            Some(Calm::Never) => return self.down_self(DownReason::Unstable),
             Some(Calm::Since(since)) => since,
         };
         if !self.formed {
@@ -344,8 +386,8 @@ impl Downing {
         let verdict = judge(&self.settings, &sides);
         let partly = self.view.as_ref().is_some_and(|view| !sides.is_mine(view.me()));
         match verdict {
-            _ if partly => self.down_self(Why::PartlyConnected),
-            Verdict::GoesDown => self.down_self(Why::OtherSide),
+            _ if partly => self.down_self(DownReason::PartlyConnected),
+            Verdict::GoesDown => self.down_self(DownReason::OtherSide),
             Verdict::GoesOn => self.down_losers(posture, now),
             Verdict::Lease { .. } if self.lease.is_some() => {
                 self.phase = Phase::Won;
@@ -371,7 +413,7 @@ impl Downing {
             return Step::Stay;
         }
         if now >= until {
-            return self.down_self(Why::LeaseUnknown);
+            return self.down_self(DownReason::LeaseUnknown);
         }
         if self.asking {
             return Step::Wait(until);
@@ -397,7 +439,7 @@ impl Downing {
         Step::Down(losers)
     }
 
-    fn down_self(&mut self, why: Why) -> Step {
+    fn down_self(&mut self, why: DownReason) -> Step {
         self.phase = Phase::Down(why);
         Step::DownSelf(why)
     }

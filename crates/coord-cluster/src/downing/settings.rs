@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-use coord_core::{Error, Label, NodeId, Result};
+use coord_core::{Error, Label, NODES_MAX, NodeId, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::detector::PHI_MAX;
-use crate::duration;
+use crate::duration::{self, show};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+/// The shortest time that makes sense between two probes.
+const PROBE_EVERY_MIN: Duration = Duration::from_millis(50);
 
 /// How a side of a partition finds out whether it goes on. The same on all nodes, or two sides may.
 #[non_exhaustive]
@@ -26,7 +31,7 @@ pub enum Strategy {
     /// A side with at least so many members. It has no answer, and all go down, while there are more
     /// than 2 × quorum − 1 members. Until the quorum was there once, nobody is downed.
     StaticQuorum {
-        /// How many, at least 1.
+        /// How many, 1 to 65,534.
         quorum: u32,
     },
     /// The side of this node. Without it nobody goes on.
@@ -102,8 +107,9 @@ impl Strategy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unstable {
-    /// All go down three quarters of `stable_after` after the first moment at which a decision was
-    /// possible.
+    /// All go down three quarters of `stable_after` after the first moment at which a decision was possible
+    /// since a member came back, or was lost once more. Members that are lost one after the other and stay
+    /// lost are waited for. With a lease, the side asks for it so much after the first loss.
     #[default]
     Auto,
     /// All go down so much after that moment.
@@ -225,7 +231,7 @@ impl DowningSettings {
     #[must_use]
     pub fn unrest_limit(&self) -> Option<Duration> {
         match self.down_all_when_unstable {
-            Unstable::Auto => Some(self.stable_after * 3 / 4),
+            Unstable::Auto => Some(self.stable_after - self.stable_after / 4),
             Unstable::After(limit) => Some(limit),
             Unstable::Off => None,
         }
@@ -246,14 +252,23 @@ impl DowningSettings {
     /// Every contradiction.
     pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
-        if self.stable_after.is_zero() {
-            faults.push("stable_after is 0".to_owned());
+        let mut within = |name: &str, duration: Duration, least: Duration, most: Duration| {
+            if !(least..=most).contains(&duration) {
+                let (least, most) = (show(least), show(most));
+                faults.push(format!("{name} {duration:?} is not {least} to {most}"));
+            }
+        };
+        within("stable_after", self.stable_after, SECOND, HOUR);
+        within("probe_every", self.probe_every, PROBE_EVERY_MIN, HOUR);
+        if let Unstable::After(limit) = self.down_all_when_unstable {
+            within("down_all_when_unstable", limit, PROBE_EVERY_MIN, HOUR);
         }
-        if self.down_all_when_unstable == Unstable::After(Duration::ZERO) {
-            faults.push("down_all_when_unstable is 0; leave it out, or write \"off\"".to_owned());
+        if let Detecting::HeartbeatAge { limit: Some(limit) } = self.detector {
+            within("the detector's limit", limit, PROBE_EVERY_MIN, HOUR);
         }
-        if self.probe_every.is_zero() {
-            faults.push("probe_every is 0".to_owned());
+        if let Strategy::LeaseMajority { minority_delay, patience, .. } = self.strategy {
+            within("minority_delay", minority_delay, Duration::ZERO, HOUR);
+            within("patience", patience, PROBE_EVERY_MIN, HOUR);
         }
         match self.detector {
             Detecting::HeartbeatAge { limit: Some(limit) } if limit <= self.probe_every => {
@@ -268,8 +283,10 @@ impl DowningSettings {
             _ => {}
         }
         match &self.strategy {
-            Strategy::StaticQuorum { quorum: 0 } => {
-                faults.push("quorum is 0; it is at least 1".to_owned());
+            Strategy::StaticQuorum { quorum }
+                if !usize::try_from(*quorum).is_ok_and(|n| (1..=NODES_MAX).contains(&n)) =>
+            {
+                faults.push(format!("quorum is {quorum}; it is 1 to {NODES_MAX}"));
             }
             Strategy::LeaseMajority { minority_delay, patience, release_after } => {
                 // The loser asks at the latest when its unrest and its patience are over. The winner,
@@ -288,9 +305,6 @@ impl DowningSettings {
                             ));
                         }
                     }
-                }
-                if patience.is_zero() {
-                    faults.push("patience is 0".to_owned());
                 }
             }
             _ => {}
@@ -348,10 +362,10 @@ mod tests {
             .with_detector(Detecting::PhiAccrual { threshold: f64::NAN });
         let why = settings.validate().expect_err("five faults").to_string();
         for part in [
-            "stable_after is 0",
-            "down_all_when_unstable is 0",
-            "quorum is 0",
-            "probe_every is 0",
+            "stable_after 0ns is not 1s to 1h",
+            "down_all_when_unstable 0ns is not 50ms to 1h",
+            "quorum is 0; it is 1 to 65534",
+            "probe_every 0ns is not 50ms to 1h",
             "threshold NaN",
         ] {
             assert!(why.contains(part), "{why}");

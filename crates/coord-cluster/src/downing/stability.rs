@@ -15,26 +15,52 @@ pub(super) enum Calm {
     Never,
 }
 
+/// What a member that changed sides says of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shift {
+    /// Nodes were lost that were reached before, and none came back.
+    Loss,
+    /// A node is reached again, or was lost once more.
+    Unrest,
+}
+
 /// From the first unreachable member on: when things changed last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stability {
     stable_after: Duration,
     unrest_limit: Option<Duration>,
+    /// Whether the decision comes at the limit of unrest, whatever still changes.
+    in_time: bool,
     trouble: Option<Trouble>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
-    /// When a member changed sides first, and last.
+    /// When a member changed sides first.
     first: Moment,
+    /// When there was unrest first, and last.
+    unrest: Option<(Moment, Moment)>,
+    /// When a member changed sides last.
     shifted: Moment,
     /// When anything changed last.
     last: Moment,
 }
 
+impl Trouble {
+    fn new(now: Moment) -> Self {
+        Self { first: now, unrest: None, shifted: now, last: now }
+    }
+}
+
 impl Stability {
     pub(super) fn new(stable_after: Duration, unrest_limit: Option<Duration>) -> Self {
-        Self { stable_after, unrest_limit, trouble: None }
+        Self { stable_after, unrest_limit, in_time: false, trouble: None }
+    }
+
+    /// Nothing puts the decision off for longer than the limit of unrest: a lease is held for a while only,
+    /// and the other side must not get it after all.
+    pub(super) fn in_time(self) -> Self {
+        Self { in_time: true, ..self }
     }
 
     /// Everybody is reachable.
@@ -42,32 +68,40 @@ impl Stability {
         self.trouble = None;
     }
 
-    /// A member became reachable or unreachable, and somebody is unreachable.
-    pub(super) fn on_shift(&mut self, now: Moment) {
-        let first = match self.trouble {
-            // After a long quiet it is another trouble.
-            Some(trouble) if now.since(trouble.shifted) < self.stable_after * 2 => trouble.first,
-            _ => now,
-        };
-        self.trouble = Some(Trouble { first, shifted: now, last: now });
+    /// A member became reachable or unreachable, and somebody is unreachable. The wait begins anew. Members
+    /// that are lost one after the other and stay lost are no unrest: there is an end to it.
+    pub(super) fn on_shift(&mut self, shift: Shift, now: Moment) {
+        // After a long quiet it is another trouble.
+        let recent = |since: Moment| now.since(since) < self.stable_after.saturating_mul(2);
+        let before = self.trouble.filter(|trouble| recent(trouble.shifted));
+        let unrest = before.and_then(|trouble| trouble.unrest).filter(|(_, last)| recent(*last));
+        self.trouble = Some(Trouble {
+            first: before.map_or(now, |trouble| trouble.first),
+            unrest: match shift {
+                Shift::Loss => unrest,
+                Shift::Unrest => Some((unrest.map_or(now, |(first, _)| first), now)),
+            },
+            shifted: now,
+            last: now,
+        });
     }
 
     /// Members came or went, and somebody is unreachable. The wait begins anew, and it is no unrest: there
     /// is an end to it, and all nodes that decide see the same.
     pub(super) fn on_members(&mut self, now: Moment) {
-        let trouble = self.trouble.get_or_insert(Trouble { first: now, shifted: now, last: now });
-        trouble.last = now;
+        self.trouble.get_or_insert(Trouble::new(now)).last = now;
     }
 
     /// If there is trouble, its wait begins anew.
     pub(super) fn restart(&mut self, now: Moment) {
-        self.trouble = self.trouble.map(|_| Trouble { first: now, shifted: now, last: now });
+        self.trouble = self.trouble.map(|_| Trouble::new(now));
     }
 
     /// This process was stalled for so long, and saw nothing of what changed meanwhile.
     pub(super) fn on_stall(&mut self, stalled: Duration) {
-        if let Some(Trouble { first, shifted, last }) = &mut self.trouble {
-            for moment in [first, shifted, last] {
+        if let Some(Trouble { first, unrest, shifted, last }) = &mut self.trouble {
+            let unrest = unrest.iter_mut().flat_map(|(first, last)| [first, last]);
+            for moment in unrest.chain([first, shifted, last]) {
                 *moment = moment.plus(stalled);
             }
         }
@@ -75,17 +109,27 @@ impl Stability {
 
     /// How quiet it is; none if everybody is reachable.
     pub(super) fn calm(&self, now: Moment) -> Option<Calm> {
-        let Trouble { first, shifted, last } = self.trouble?;
+        let Trouble { first, unrest, shifted, last } = self.trouble?;
         let stable = last.plus(self.stable_after);
         if now >= stable {
             return Some(Calm::Since(last));
         }
-        let settled = shifted.plus(self.stable_after);
-        let limit = self.unrest_limit.map(|limit| first.plus(self.stable_after).plus(limit));
-        Some(match limit.filter(|limit| *limit < settled) {
-            Some(limit) if now < limit => Calm::NotYet(limit),
-            Some(_) if now < settled => Calm::Never,
-            _ => Calm::NotYet(stable),
+        let limit = |first: Moment, last: Moment| {
+            let limit = first.plus(self.stable_after).plus(self.unrest_limit?);
+            let settled = last.plus(self.stable_after);
+            (limit < settled && now < settled).then_some(limit)
+        };
+        if self.in_time {
+            return Some(match limit(first, shifted) {
+                Some(limit) if now >= limit => Calm::Since(limit.minus(self.stable_after)),
+                Some(limit) => Calm::NotYet(limit),
+                None => Calm::NotYet(stable),
+            });
+        }
+        Some(match unrest.and_then(|(first, last)| limit(first, last)) {
+            Some(limit) if now >= limit => Calm::Never,
+            Some(limit) => Calm::NotYet(limit),
+            None => Calm::NotYet(stable),
         })
     }
 }
@@ -106,9 +150,9 @@ mod tests {
     fn a_change_starts_the_wait_anew() {
         let mut stability = stability(Some(15));
         assert_eq!(stability.calm(at(0)), None);
-        stability.on_shift(at(10));
+        stability.on_shift(Shift::Loss, at(10));
         assert_eq!(stability.calm(at(10)), Some(Calm::NotYet(at(30))));
-        stability.on_shift(at(14));
+        stability.on_shift(Shift::Unrest, at(14));
         assert_eq!(stability.calm(at(30)), Some(Calm::NotYet(at(34))));
         assert_eq!(stability.calm(at(34)), Some(Calm::Since(at(14))));
         stability.on_quiet();
@@ -120,16 +164,47 @@ mod tests {
         for (limit, end) in [(Some(15), Calm::Never), (None, Calm::NotYet(at(54)))] {
             let mut stability = stability(limit);
             for second in [0, 10, 20, 30, 34] {
-                stability.on_shift(at(second));
+                stability.on_shift(Shift::Unrest, at(second));
             }
             assert_eq!(stability.calm(at(35)), Some(end), "{limit:?}");
         }
     }
 
     #[test]
+    fn losses_one_after_the_other_are_waited_for_and_are_no_unrest() {
+        let mut stability = stability(Some(15));
+        for second in [0, 17, 34, 51] {
+            stability.on_shift(Shift::Loss, at(second));
+            assert_eq!(stability.calm(at(second)), Some(Calm::NotYet(at(second + 20))));
+        }
+        assert_eq!(stability.calm(at(70)), Some(Calm::NotYet(at(71))));
+        assert_eq!(stability.calm(at(71)), Some(Calm::Since(at(51))));
+    }
+
+    #[test]
+    fn unrest_counts_from_the_first_return_and_not_from_a_loss_before_it() {
+        let mut stability = stability(Some(15));
+        stability.on_shift(Shift::Loss, at(0));
+        stability.on_shift(Shift::Unrest, at(15));
+        stability.on_shift(Shift::Unrest, at(32));
+        assert_eq!(stability.calm(at(49)), Some(Calm::NotYet(at(50))));
+        assert_eq!(stability.calm(at(50)), Some(Calm::Never));
+    }
+
+    #[test]
+    fn where_the_decision_has_to_come_in_time_losses_do_not_put_it_off() {
+        let mut stability = stability(Some(15)).in_time();
+        for second in [0, 17, 34] {
+            stability.on_shift(Shift::Loss, at(second));
+        }
+        assert_eq!(stability.calm(at(34)), Some(Calm::NotYet(at(35))));
+        assert_eq!(stability.calm(at(35)), Some(Calm::Since(at(15))));
+    }
+
+    #[test]
     fn members_that_come_and_go_are_waited_for_and_are_no_unrest() {
         let mut stability = stability(Some(15));
-        stability.on_shift(at(0));
+        stability.on_shift(Shift::Unrest, at(0));
         for second in [10, 20, 30, 40, 50] {
             stability.on_members(at(second));
             assert_eq!(stability.calm(at(second)), Some(Calm::NotYet(at(second + 20))));
@@ -140,15 +215,15 @@ mod tests {
     #[test]
     fn after_a_long_quiet_it_is_another_trouble() {
         let mut stability = stability(Some(15));
-        stability.on_shift(at(0));
-        stability.on_shift(at(40));
+        stability.on_shift(Shift::Unrest, at(0));
+        stability.on_shift(Shift::Unrest, at(40));
         assert_eq!(stability.calm(at(41)), Some(Calm::NotYet(at(60))));
     }
 
     #[test]
     fn a_stall_of_this_process_is_not_quiet() {
         let mut stability = stability(Some(15));
-        stability.on_shift(at(0));
+        stability.on_shift(Shift::Unrest, at(0));
         stability.on_stall(Duration::from_secs(100));
         assert_eq!(stability.calm(at(101)), Some(Calm::NotYet(at(120))));
     }

@@ -325,7 +325,7 @@ proptest! {
             let expected = if side.contains(&id(winner)) {
                 Step::Down((0..members.len()).map(id).filter(|id| !side.contains(id)).collect())
             } else {
-                Step::DownSelf(Why::LeaseHeld)
+                Step::DownSelf(DownReason::LeaseHeld)
             };
             prop_assert_eq!(end, Some(expected), "node {} of {:?}", n, sides);
         }
@@ -347,7 +347,7 @@ struct Islands {
     loses: Vec<u64>,
     returns: Vec<u64>,
     nodes: Vec<Downing>,
-    ends: Vec<Option<(u64, Why)>>,
+    ends: Vec<Option<(u64, DownReason)>>,
     /// What the store holds: each node's row, who is no member any more, and who has the lease.
     rows: Vec<BTreeSet<usize>>,
     failed: BTreeSet<usize>,
@@ -486,10 +486,136 @@ proptest! {
         };
         for n in 0..nodes {
             let end = world.ends[n].map(|(_, why)| why);
-            let wrong = matches!(end, Some(Why::Unstable | Why::PartlyConnected | Why::LeaseUnknown));
+            let wrong = matches!(end, Some(DownReason::Unstable | DownReason::PartlyConnected | DownReason::LeaseUnknown));
             prop_assert!(!wrong, "{n}: {:?}", world.ends);
             prop_assert_eq!(end.is_none(), Some(world.groups[n]) == stays, "{}: {:?}", n, world.ends);
         }
+    }
+}
+
+/// A majority of nodes that reach each other and the store, and others that crash one after the other.
+struct Crashes {
+    nodes: usize,
+    /// When each node that crashes does.
+    at: BTreeMap<usize, u64>,
+    /// How much later each node notices each crash, and its row reaches the others.
+    notices: Vec<u64>,
+    tells: u64,
+    /// Who is no member any more, and since when each is known to be none.
+    failed: BTreeMap<usize, u64>,
+}
+
+impl Crashes {
+    fn row(&self, n: usize, second: u64) -> Vec<NodeId> {
+        let noticed = |m: usize, at: u64| at + self.notices[n * NODES_MAX + m] <= second;
+        let gone = self.at.iter().filter(|(m, at)| **m != n && noticed(**m, **at));
+        gone.map(|(m, _)| id(*m)).collect()
+    }
+
+    fn view(&self, me: usize, second: u64) -> View {
+        let members = crowd(self.nodes).into_iter().enumerate().map(|(n, member)| {
+            let failed = self.failed.get(&n).is_some_and(|at| at + self.tells <= second);
+            member.with_status(if failed { NodeStatus::Failed } else { NodeStatus::Active })
+        });
+        let view = View::new(id(me), members).with_unreachable(self.row(me, second));
+        // One that crashed goes on telling what it told last, until it is no member any more.
+        let told = |n: usize| self.at.get(&n).copied().unwrap_or(u64::MAX).min(second);
+        (0..self.nodes).filter(|n| *n != me).fold(view, |view, n| {
+            view.with_row(id(n), self.row(n, told(n).saturating_sub(self.tells)))
+        })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    /// However two or three crashes follow each other: the majority that is left goes on, and downs the lost
+    /// ones in time.
+    #[test]
+    fn crashes_one_after_the_other_take_nobody_else_down(
+        nodes in 4_usize..=NODES_MAX,
+        crashes in prop::collection::vec(0_u64..=60, 1..=3),
+        notices in prop::collection::vec(0_u64..=4, NODES_MAX * NODES_MAX),
+        tells in 0_u64..=2,
+        which in any::<prop::sample::Index>(),
+    ) {
+        let quorum = nodes / 2 + 1;
+        prop_assume!(nodes - crashes.len() >= quorum);
+        // The oldest and the referee stay: their side is kept by design.
+        let times: BTreeMap<usize, u64> =
+            crashes.into_iter().enumerate().map(|(n, at)| (nodes - 1 - n, 10 + at)).collect();
+        let strategies = [
+            Strategy::KeepMajority,
+            Strategy::keep_oldest(),
+            Strategy::KeepOldest { down_if_alone: false },
+            Strategy::StaticQuorum { quorum: u32::try_from(quorum).expect("small") },
+            Strategy::KeepReferee { referee: id(0) },
+            Strategy::lease_majority(),
+        ];
+        let strategy = which.get(&strategies).clone();
+        let mut world = Crashes { nodes, at: times, notices, tells, failed: BTreeMap::new() };
+        let mut machines: Vec<_> = (0..nodes).map(|_| machine(strategy.clone())).collect();
+        for second in 0..150 {
+            let now = at(second);
+            for (n, machine) in machines.iter_mut().enumerate() {
+                if world.at.get(&n).is_some_and(|at| *at <= second) {
+                    continue;
+                }
+                machine.on_view(world.view(n, second), now);
+                loop {
+                    match machine.next(now) {
+                        // Of those who stay: whoever wins it and dies keeps all others from winning.
+                        Step::AskLease if n == 0 => machine.on_lease(&LeaseAnswer::Acquired, now),
+                        Step::AskLease => machine.on_lease(&LeaseAnswer::HeldBy(id(0)), now),
+                        Step::Down(losers) => {
+                            for m in 0..nodes {
+                                if losers.contains(&id(m)) {
+                                    prop_assert!(
+                                        world.at.contains_key(&m),
+                                        "{n} downs {m}, which lives: {strategy:?} {:?}", world.at
+                                    );
+                                    world.failed.entry(m).or_insert(second);
+                                }
+                            }
+                        }
+                        Step::DownSelf(why) => prop_assert!(
+                            false, "{n} goes down, {why:?} at {second}: {strategy:?} {:?}", world.at
+                        ),
+                        Step::ReleaseLease => machine.on_lease_gone(),
+                        Step::Stay | Step::Wait(_) => break,
+                    }
+                }
+            }
+        }
+        // The last one that is noticed, and what the verdict of an earlier one takes.
+        let last = world.at.values().max().expect("one crashed") + 4 + 2 * tells + 20 + 1 + tells;
+        for m in world.at.keys() {
+            let failed = world.failed.get(m);
+            prop_assert!(failed.is_some_and(|at| *at <= last), "{:?}, {:?}", world.at, world.failed);
+        }
+    }
+}
+
+#[test]
+fn two_crashes_some_seconds_apart_down_both_of_them_and_nobody_else() {
+    for second in 0..=60 {
+        let mut node = machine(Strategy::KeepMajority);
+        node.on_view(view(0, 7, &[6]), at(0));
+        let both = second.max(20) + 20;
+        let mut members = crowd(7);
+        for now in 0..=both {
+            if now == second {
+                let view = View::new(id(0), members.clone());
+                node.on_view(view.with_unreachable([id(5), id(6)]), at(now));
+            }
+            match node.next(at(now)) {
+                Step::Down(losers) => members.retain(|member| !losers.contains(&member.id)),
+                Step::Stay | Step::Wait(_) => {}
+                other => panic!("{other:?} at {now}, {second} s after the first"),
+            }
+        }
+        assert!(members.iter().all(|member| member.id != id(5)), "{second}");
+        assert!(members.iter().all(|member| member.id != id(6)), "{second}");
     }
 }
 
@@ -531,7 +657,7 @@ fn peers_away_and_the_store_there_is_decided_by_the_strategy() {
     assert_eq!(node.next(at(20)), down(&[3, 4]));
     let mut node = machine(Strategy::KeepMajority);
     node.on_view(view(4, 5, &[0, 1, 2]), at(0));
-    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide));
+    assert_eq!(node.next(at(20)), Step::DownSelf(DownReason::OtherSide));
 }
 
 #[test]
@@ -549,7 +675,11 @@ fn peers_and_store_away_is_a_node_that_downs_nobody_else() {
     let mut node = machine(Strategy::KeepMajority);
     node.on_store(Reach::Unreachable, at(0));
     node.on_view(view(4, 5, &[0, 1, 2]), at(0));
-    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide), "that it can decide alone");
+    assert_eq!(
+        node.next(at(20)),
+        Step::DownSelf(DownReason::OtherSide),
+        "that it can decide alone"
+    );
 
     let mut node = machine(Strategy::lease_majority());
     node.on_store(Reach::Unreachable, at(0));
@@ -565,7 +695,7 @@ fn peers_and_store_away_is_a_node_that_downs_nobody_else() {
     node.on_store(Reach::Reachable, at(101));
     assert_eq!(node.next(at(101)), Step::Wait(at(121)), "it does not ask at once");
     node.on_view(View::new(id(4), told), at(102));
-    assert_eq!(node.next(at(102)), Step::DownSelf(Why::DeclaredFailed));
+    assert_eq!(node.next(at(102)), Step::DownSelf(DownReason::DeclaredFailed));
 }
 
 #[test]
@@ -576,7 +706,7 @@ fn what_heals_in_time_is_not_downed() {
     assert_eq!(node.next(at(20)), Step::Stay);
     node.on_view(view(0, 5, &[3]), at(21));
     assert_eq!(node.next(at(40)), Step::Wait(at(41)));
-    assert_eq!(node.next(at(41)), Step::DownSelf(Why::OtherSide));
+    assert_eq!(node.next(at(41)), Step::DownSelf(DownReason::OtherSide));
 }
 
 #[test]
@@ -584,13 +714,18 @@ fn unrest_ends_with_everybody_down_unless_it_is_off() {
     let settings = DowningSettings::new(Strategy::KeepMajority);
     let patient = settings.clone().with_down_all_when_unstable(Unstable::Off);
     for (settings, expected) in
-        [(settings, Step::DownSelf(Why::Unstable)), (patient, Step::Wait(at(50)))]
+        [(settings, Step::DownSelf(DownReason::Unstable)), (patient, Step::Wait(at(70)))]
     {
         let mut node = Downing::new(settings).expect("valid");
-        for (second, gone) in [(0, &[4][..]), (10, &[3, 4]), (20, &[4]), (30, &[3])] {
+        // Three quarters of the wait after a decision would have been possible, from the first return on.
+        let views: [(u64, &[usize]); 6] =
+            [(0, &[4]), (10, &[3, 4]), (20, &[4]), (30, &[3]), (40, &[4]), (50, &[3])];
+        for (second, gone) in views {
             node.on_view(view(0, 5, gone), at(second));
+            assert!(matches!(node.next(at(second)), Step::Wait(_)), "{second}");
         }
-        assert_eq!(node.next(at(35)), expected);
+        assert!(matches!(node.next(at(54)), Step::Wait(_)));
+        assert_eq!(node.next(at(55)), expected);
     }
 }
 
@@ -627,9 +762,9 @@ fn a_verdict_is_said_again_until_it_is_carried_out() {
 fn a_node_that_went_down_stays_down() {
     let mut node = machine(Strategy::KeepMajority);
     node.on_view(view(4, 5, &[0, 1, 2]), at(0));
-    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide));
+    assert_eq!(node.next(at(20)), Step::DownSelf(DownReason::OtherSide));
     node.on_view(view(4, 5, &[]), at(21));
-    assert_eq!(node.next(at(21)), Step::DownSelf(Why::OtherSide));
+    assert_eq!(node.next(at(21)), Step::DownSelf(DownReason::OtherSide));
 }
 
 #[test]
@@ -649,7 +784,7 @@ fn a_quorum_downs_nobody_before_it_was_there() {
     assert_eq!(node.next(at(220)), down(&[1]));
     node.on_view(view(0, 4, &[]), at(250));
     node.on_view(view(0, 2, &[1]), at(300));
-    assert_eq!(node.next(at(320)), Step::DownSelf(Why::OtherSide), "it was there once");
+    assert_eq!(node.next(at(320)), Step::DownSelf(DownReason::OtherSide), "it was there once");
 }
 
 #[test]
@@ -661,7 +796,7 @@ fn too_many_members_for_a_quorum_are_warned_of_and_all_go_down() {
     let warning = Warning::QuorumTooSmall { quorum: 3, members: 6 };
     let text = "6 members are too many for a quorum of 3; at most 5 can be told apart";
     assert_eq!((warning.to_string().as_str(), node.warnings()), (text, vec![warning]));
-    assert_eq!(node.next(at(20)), Step::DownSelf(Why::OtherSide));
+    assert_eq!(node.next(at(20)), Step::DownSelf(DownReason::OtherSide));
 }
 
 #[test]
@@ -677,7 +812,7 @@ fn an_absent_referee_and_a_role_of_nobody_are_warned_of() {
 fn two_who_do_not_reach_each_other_lose_the_younger_one() {
     let settings = DowningSettings::new(Strategy::KeepMajority);
     for (me, expected) in
-        [(0, down(&[2])), (1, down(&[2])), (2, Step::DownSelf(Why::PartlyConnected))]
+        [(0, down(&[2])), (1, down(&[2])), (2, Step::DownSelf(DownReason::PartlyConnected))]
     {
         let mut node = Downing::new(settings.clone()).expect("valid");
         let rows = [(0, &[2][..]), (1, &[]), (2, &[0])];
@@ -695,7 +830,11 @@ fn one_whose_network_is_half_broken_goes_alone() {
     let view = (1..5).fold(view(0, 5, &[1, 2, 3]), |view, n| view.with_row(id(n), []));
     node.on_view(view, at(0));
     assert_eq!(node.next(at(20)), Step::Wait(at(110)), "the others' rows may be old");
-    assert_eq!(node.next(at(110)), Step::DownSelf(Why::PartlyConnected), "though it is the oldest");
+    assert_eq!(
+        node.next(at(110)),
+        Step::DownSelf(DownReason::PartlyConnected),
+        "though it is the oldest"
+    );
 }
 
 #[test]
@@ -740,7 +879,7 @@ fn no_answer_is_asked_again_and_then_given_up() {
         node.on_lease(&LeaseAnswer::Unknown, at(second));
         assert_eq!(node.next(at(second)), Step::Wait(at(second + 1)));
     }
-    assert_eq!(node.next(at(30)), Step::DownSelf(Why::LeaseUnknown));
+    assert_eq!(node.next(at(30)), Step::DownSelf(DownReason::LeaseUnknown));
 }
 
 #[test]

@@ -127,6 +127,15 @@ impl View {
         misses(one, other) || misses(other, one)
     }
 
+    /// Which member says of which that it does not reach it.
+    pub(super) fn broken(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
+        let rows = self.rows.iter().filter(|(from, _)| self.is_counted(from));
+        rows.flat_map(|(from, row)| {
+            let row = row.iter().filter(|to| self.is_counted(to));
+            row.map(move |to| (from.clone(), to.clone()))
+        })
+    }
+
     /// Whether a node says itself that it does not reach this one.
     pub(super) fn is_missed_by(&self, id: &NodeId, by: &NodeId) -> bool {
         self.rows.get(by).is_some_and(|row| row.contains(id))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use coord_core::session::{LeaseGuard, Leases, TryAcquire};
 use coord_core::{Error, Incarnation, LeaseName, Moment, NodeId, Result, TableName};
 
-use super::machine::{Downing, LeaseAnswer, Step, Why};
+use super::machine::{DownReason, Downing, LeaseAnswer, Step};
 use super::peers::Peers;
 use super::posture::{Posture, Reach};
 use super::scene::{Scene, Sources};
@@ -17,7 +17,7 @@ use super::settings::{DowningSettings, Strategy};
 use super::strategy::Warning;
 use crate::coordinator::Verdict;
 use crate::detector::{FailureDetector, Probe};
-use crate::events::{Cause, Event, EventKind};
+use crate::events::{Event, EventKind, EventSource};
 use crate::membership;
 use crate::observer::Observer;
 use crate::record::ClusterRecord;
@@ -194,7 +194,7 @@ impl Watch {
         for warning in warnings.iter().filter(|warning| !self.warned.contains(warning)) {
             tracing::warn!(node = %self.shared.node, "downing can't decide: {warning}");
             let kind = EventKind::DowningUnfit { why: warning.to_string() };
-            self.shared.observe(|_| vec![Event::new(Cause::Local, kind)]);
+            self.shared.observe(|_| vec![Event::new(EventSource::Local, kind)]);
         }
         self.warned = warnings;
         if self.downing.downed().is_none() {
@@ -251,7 +251,7 @@ impl Watch {
         if !nodes.is_subset(&self.said) {
             let strategy = self.settings.strategy.as_str().to_owned();
             let kind = EventKind::NodesDowned { nodes: nodes.iter().cloned().collect(), strategy };
-            self.shared.observe(|_| vec![Event::new(Cause::Local, kind)]);
+            self.shared.observe(|_| vec![Event::new(EventSource::Local, kind)]);
         }
         self.said.extend(nodes);
     }
@@ -315,7 +315,7 @@ pub(crate) async fn heed_verdict(shared: &Shared, run: Incarnation) {
             Ok(table) => {
                 let record = table.map(|table| ClusterRecord::read(table.map.annex()));
                 if record.is_some_and(|record| record.is_ok_and(|r| r.downed(&shared.node, run))) {
-                    shared.go_down(Why::DeclaredFailed);
+                    shared.go_down(DownReason::DeclaredFailed);
                 }
                 return;
             }

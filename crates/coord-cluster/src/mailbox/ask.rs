@@ -138,6 +138,8 @@ impl Asked {
         match told {
             Some(Ending::Answered(answer)) => Ok(answer),
             Some(Ending::Unknown(why)) => Err(AskError::Unknown { shard, why }),
+            Some(Ending::Misdirected(why)) => Err(AskError::Misdirected { shard, why }),
+            Some(Ending::Late) => Err(AskError::NotDelivered { shard, limit: self.limit }),
             Some(Ending::Closed) => Err(AskError::Closed),
             None => {
                 let why = "this node ended before the answer came".to_owned();
@@ -169,8 +171,8 @@ pub enum AskError {
         /// How many bytes of this node wait for all shards of the table.
         bytes: usize,
     },
-    /// The time passed while the message waited for an owner, or for those before it: it was not handled,
-    /// and never will be.
+    /// The time passed while the message waited for an owner, or there for those before it: it was not
+    /// handled, and never will be.
     NotDelivered {
         /// For which shard.
         shard: ShardId,
@@ -182,6 +184,15 @@ pub enum AskError {
         /// For which shard.
         shard: ShardId,
         /// Why there is no answer.
+        why: String,
+    },
+    /// At the address of the shard's owner somebody else answers: another node, another cluster, or a process of
+    /// another protocol. It was not handled, and never will be. Until an operator, or a map with another owner,
+    /// has changed that, asking again is in vain.
+    Misdirected {
+        /// For which shard.
+        shard: ShardId,
+        /// Who answers, and who was to.
         why: String,
     },
     /// The table does not have the shard.
@@ -219,6 +230,7 @@ impl AskError {
             Self::BufferFull { .. } => "buffer_full",
             Self::NotDelivered { .. } => "not_delivered",
             Self::Unknown { .. } => "unknown",
+            Self::Misdirected { .. } => "misdirected",
             Self::NoSuchShard { .. } => "no_such_shard",
             Self::TooLarge { .. } => "too_large",
             Self::Closed => "closed",
@@ -237,11 +249,14 @@ impl fmt::Display for AskError {
             Self::NotDelivered { shard, limit } => {
                 write!(
                     f,
-                    "shard {shard} could not be reached in time, nothing was sent limit={limit:?}"
+                    "shard {shard} did not take the message in time, it was not handled limit={limit:?}"
                 )
             }
             Self::Unknown { shard, why } => {
                 write!(f, "it is not known whether shard {shard} has handled the message: {why}")
+            }
+            Self::Misdirected { shard, why } => {
+                write!(f, "the owner of shard {shard} can't be asked, nothing was sent: {why}")
             }
             Self::NoSuchShard { shard, shards } => {
                 write!(f, "there is no shard {shard}; the table has {}", shards.get())
@@ -261,9 +276,37 @@ impl From<AskError> for Error {
         let kind = match error {
             AskError::NoSuchShard { .. } | AskError::TooLarge { .. } => ErrorKind::Invalid,
             AskError::Closed => ErrorKind::Closed,
+            // A misdirected one as well: an address that has passed to another node is put right by the next map.
             _ => ErrorKind::Unavailable,
         };
         let made = Self::new(kind, "ask").message(error.to_string());
-        if error.effect() == Effect::Unknown { made.effect_unknown() } else { made }
+        match error.effect() {
+            Effect::Unknown => made.effect_unknown(),
+            _ => made.effect_none(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_whether_the_message_may_have_been_handled_and_whether_to_try_again() {
+        let (shard, why) = (ShardId::new(1), "n3 is there".to_owned());
+        let shards = ShardCount::new(1).expect("count");
+        for (error, kind) in [
+            (AskError::BufferFull { shard, waiting: 1, bytes: 1 }, ErrorKind::Unavailable),
+            (AskError::NotDelivered { shard, limit: Duration::ZERO }, ErrorKind::Unavailable),
+            (AskError::Unknown { shard, why: why.clone() }, ErrorKind::Unavailable),
+            (AskError::Misdirected { shard, why }, ErrorKind::Unavailable),
+            (AskError::NoSuchShard { shard, shards }, ErrorKind::Invalid),
+            (AskError::TooLarge { bytes: 2, max: 1 }, ErrorKind::Invalid),
+            (AskError::Closed, ErrorKind::Closed),
+        ] {
+            let effect = error.effect();
+            let made = Error::from(error);
+            assert_eq!((made.kind(), made.effect()), (kind, effect), "{made}");
+        }
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //!   letter   1, name length, table name, uid 16, shard 4, epoch 8, to 16, sender 16, attempt 8, messages
-//!   message  number 8, length 4, payload
-//!   answer   1 the rest later  |  2 the rest not here  |  4 no such table here, what is said of the first ones
+//!   message  number 8, left 4, length 4, payload
+//!   answer   1 the rest later  |  2 the rest not here  |  4 no such table here  |  5 one more is being handled, the
+//!            rest later  |  6 not looked at; and what is said of the first ones
 //!   said     1 answered  |  3 failed, length 4, the answer or why
 //! ```
 //!
-//! Numbers are big-endian.
+//! Numbers are big-endian. What is left is how many milliseconds of its time a message has.
+
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use coord_core::{Epoch, Error, Incarnation, Result, ShardId, TableName, TableUid};
@@ -15,13 +18,15 @@ use coord_core::{Epoch, Error, Incarnation, Result, ShardId, TableName, TableUid
 use super::SenderRun;
 use super::lanes::{Attempt, MESSAGE_HEADER, Message, Outcome, Rest, Said};
 
-/// 1 was one message alone.
-const LETTER: u8 = 2;
+/// 1 was one message alone; 2 did not say what is left of its time.
+const LETTER: u8 = 3;
 const LATER: u8 = 1;
 const NOT_HERE: u8 = 2;
 const ANSWERED: u8 = 1;
 const FAILED: u8 = 3;
 const NO_TABLE: u8 = 4;
+const BUSY: u8 = 5;
+const UNREAD: u8 = 6;
 /// What stands between the table's name and the messages.
 const FIXED: usize = 16 + 4 + 8 + 16 + 16 + 8;
 
@@ -56,8 +61,10 @@ impl Letter {
         out.put_u128(self.to.as_u128());
         out.put_u128(self.sender.0);
         out.put_u64(self.attempt);
-        for Message { number, payload } in &self.messages {
+        for Message { number, left, payload } in &self.messages {
             out.put_u64(*number);
+            // Nobody waits for longer than ten minutes.
+            out.put_u32(u32::try_from(left.as_millis()).unwrap_or(u32::MAX));
             put(&mut out, payload);
         }
         out.freeze()
@@ -85,8 +92,10 @@ impl Letter {
         };
         while letter.messages.is_empty() || !bytes.is_empty() {
             let number = bytes.try_get_u64().map_err(|_cut| bad())?;
+            let left = bytes.try_get_u32().map_err(|_cut| bad())?;
+            let left = Duration::from_millis(left.into());
             let payload = take(&mut bytes).ok_or_else(bad)?;
-            letter.messages.push(Message { number, payload });
+            letter.messages.push(Message { number, left, payload });
         }
         Ok(letter)
     }
@@ -111,15 +120,23 @@ pub(crate) enum Answer {
     Taken(Vec<Said>, Rest),
     /// This process has no such table, which is not meant to be.
     NoTable,
+    /// They are for nothing that can come to be here by what is known. Nothing is remembered of them, so an
+    /// earlier attempt that is still on its way may be taken.
+    Unread,
 }
 
 impl Answer {
     pub(crate) fn write(&self) -> Bytes {
         let mut out = BytesMut::new();
-        let Self::Taken(said, rest) = self else { return Bytes::from_static(&[NO_TABLE]) };
+        let (said, rest) = match self {
+            Self::Taken(said, rest) => (said, rest),
+            Self::NoTable => return Bytes::from_static(&[NO_TABLE]),
+            Self::Unread => return Bytes::from_static(&[UNREAD]),
+        };
         out.put_u8(match rest {
             Rest::Later => LATER,
             Rest::NotHere => NOT_HERE,
+            Rest::Busy => BUSY,
         });
         for said in said {
             let (kind, text): (u8, &[u8]) = match said {
@@ -137,7 +154,9 @@ impl Answer {
         let rest = match bytes.try_get_u8() {
             Ok(LATER) => Rest::Later,
             Ok(NOT_HERE) => Rest::NotHere,
+            Ok(BUSY) => Rest::Busy,
             Ok(NO_TABLE) => return Ok(Self::NoTable),
+            Ok(UNREAD) => return Ok(Self::Unread),
             _ => return Err(bad()),
         };
         let mut said = Vec::new();
@@ -158,29 +177,37 @@ impl From<Answer> for Outcome {
         match answer {
             Answer::Taken(said, rest) => Self::Taken(said, rest),
             Answer::NoTable => Self::Taken(Vec::new(), Rest::NotHere),
+            Answer::Unread => Self::NotSent,
         }
+    }
+}
+
+/// A letter to look at.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn sample() -> Letter {
+    Letter {
+        table: TableName::new("orders").expect("name"),
+        uid: TableUid::from_u128(9),
+        shard: ShardId::new(3),
+        epoch: Epoch::new(7),
+        to: Incarnation::from_u128(5),
+        sender: SenderRun(6),
+        attempt: 8,
+        messages: vec![
+            Message {
+                number: 9,
+                left: Duration::from_secs(10),
+                payload: Bytes::from_static(b"hello"),
+            },
+            Message { number: 11, left: Duration::ZERO, payload: Bytes::new() },
+        ],
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::sample as letter;
     use super::*;
-
-    fn letter() -> Letter {
-        Letter {
-            table: TableName::new("orders").expect("name"),
-            uid: TableUid::from_u128(9),
-            shard: ShardId::new(3),
-            epoch: Epoch::new(7),
-            to: Incarnation::from_u128(5),
-            sender: SenderRun(6),
-            attempt: 8,
-            messages: vec![
-                Message { number: 9, payload: Bytes::from_static(b"hello") },
-                Message { number: 11, payload: Bytes::new() },
-            ],
-        }
-    }
 
     #[test]
     fn what_is_written_reads_back() {
@@ -192,8 +219,10 @@ mod tests {
         let answers = [
             Answer::Taken(said(), Rest::Later),
             Answer::Taken(said(), Rest::NotHere),
+            Answer::Taken(said(), Rest::Busy),
             Answer::Taken(Vec::new(), Rest::NotHere),
             Answer::NoTable,
+            Answer::Unread,
         ];
         for answer in answers {
             assert_eq!(Answer::read(answer.write()).expect("reads"), answer);
@@ -202,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_as_they_were() {
-        let golden = "0206" // letter, the name's length
+        let golden = "0306" // letter, the name's length
             .to_owned()
             + "6f7264657273"
             + "00000000000000000000000000000009"
@@ -212,9 +241,11 @@ mod tests {
             + "00000000000000000000000000000006"
             + "0000000000000008"
             + "0000000000000009"
+            + "00002710"
             + "00000005"
             + "68656c6c6f"
             + "000000000000000b"
+            + "00000000"
             + "00000000";
         let hex: String = letter().write().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, golden);

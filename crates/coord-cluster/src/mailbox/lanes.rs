@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use coord_core::{Address, Epoch, Incarnation, Moment, ShardId, TableUid};
+use coord_core::{Address, Epoch, Incarnation, Moment, NodeId, ShardId, TableUid};
 
 use super::MailboxLimits;
 
@@ -22,11 +22,15 @@ use super::MailboxLimits;
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The most messages of one flight.
-const FLIGHT_MAX: usize = 32;
+pub(crate) const FLIGHT_MAX: usize = 32;
 /// The most bytes of one flight, unless its first message alone has more.
 pub(crate) const FLIGHT_BYTES_MAX: usize = 64 * 1024;
 /// What a message takes besides its payload.
-pub(crate) const MESSAGE_HEADER: usize = 12;
+pub(crate) const MESSAGE_HEADER: usize = 16;
+/// How much of the time that is left is kept for the way of the answer: an eighth, and no more than this.
+const WAY_MAX: Duration = Duration::from_millis(100);
+/// A message that was held up by those before it is not sent once more with less left than this.
+const AGAIN_MIN: Duration = Duration::from_millis(120);
 
 /// Numbers a message among all of one sender and table.
 pub(crate) type Number = u64;
@@ -37,12 +41,15 @@ pub(crate) type Attempt = u64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) number: Number,
+    /// How long its caller still waits, less the way of the answer. The owner says by then what it can.
+    pub(crate) left: Duration,
     pub(crate) payload: Bytes,
 }
 
 /// Where a message goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
+    pub(crate) node: NodeId,
     pub(crate) run: Incarnation,
     pub(crate) address: Address,
     pub(crate) uid: TableUid,
@@ -92,8 +99,10 @@ pub(crate) enum Outcome {
     /// What became of the first ones. The others the owner has not handed to a handler, and will not
     /// because of this attempt or an earlier one.
     Taken(Vec<Said>, Rest),
-    /// It certainly did not go out.
+    /// It certainly did not go out, or nobody looked at it.
     NotSent,
+    /// It certainly did not go out, and asking again would not help: somebody else is at the owner's address.
+    Misdirected(String),
     /// It went out, and no answer came.
     Lost(String),
     /// The callers' time has passed meanwhile.
@@ -124,6 +133,9 @@ pub(crate) enum Rest {
     Later,
     /// It does not host the shard.
     NotHere,
+    /// It is handling the first one of the others, and has to say so before it can say more. Those behind it
+    /// were not taken.
+    Busy,
 }
 
 /// What a caller is told.
@@ -131,6 +143,10 @@ pub(crate) enum Rest {
 pub(crate) enum Ending {
     Answered(Bytes),
     Unknown(String),
+    /// Somebody else is at the owner's address, so it was certainly not handled.
+    Misdirected(String),
+    /// Its time has passed, and it was certainly not handled.
+    Late,
     Closed,
 }
 
@@ -167,6 +183,8 @@ struct Letter<W> {
     number: Number,
     payload: Bytes,
     deadline: Moment,
+    /// Its owner had no time for it.
+    held_up: bool,
     waiter: W,
 }
 
@@ -181,10 +199,11 @@ struct Flight<W> {
 }
 
 impl<W> Flight<W> {
-    fn step(&self, target: Target) -> Step<W> {
+    fn step(&self, target: Target, now: Moment) -> Step<W> {
         let message = |letter: &Letter<W>| {
             let (number, payload) = (letter.number, letter.payload.clone());
-            Message { number, payload }
+            let left = letter.deadline.since(now);
+            Message { number, left: left.saturating_sub((left / 8).min(WAY_MAX)), payload }
         };
         let deadlines = self.letters.iter().map(|letter| letter.deadline);
         Step::Send {
@@ -290,7 +309,7 @@ impl<W> Lanes<W> {
         }
         self.bytes = bytes;
         self.last += 1;
-        let letter = Letter { number: self.last, payload, deadline, waiter };
+        let letter = Letter { number: self.last, payload, deadline, held_up: false, waiter };
         let is_first = !self.lanes.contains_key(&shard);
         self.lanes.entry(shard).or_default().queue.push_back(letter);
         Ok(Taken { number: self.last, is_first })
@@ -300,7 +319,10 @@ impl<W> Lanes<W> {
     pub(crate) fn next(&mut self, shard: ShardId, route: &Route, now: Moment) -> Step<W> {
         let Some(lane) = self.lanes.get_mut(&shard) else { return Step::Idle };
         if let Some(flight) = &mut lane.flight {
-            let owner = route.owner().filter(|owner| owner.run == flight.target.run);
+            // Nobody can tell what became of it once its run, or its table, has been made anew.
+            let goes_on =
+                |owner: &&Target| (owner.run, owner.uid) == (flight.target.run, flight.target.uid);
+            let owner = route.owner().filter(goes_on);
             let late = flight.letters.iter().position(|letter| now >= letter.deadline);
             let lost = if owner.is_some() { late } else { Some(0) };
             if let Some(letter) = lost.and_then(|at| flight.letters.remove(at)) {
@@ -323,7 +345,7 @@ impl<W> Lanes<W> {
                 self.attempts += 1;
                 flight.attempt = self.attempts;
                 // The epoch of the first attempt: what it was refused for, it stays refused for.
-                return flight.step(Target { address: owner.address.clone(), ..target });
+                return flight.step(Target { address: owner.address.clone(), ..target }, now);
             }
         }
         if lane.queue.is_empty() {
@@ -337,7 +359,17 @@ impl<W> Lanes<W> {
                 Step::Tell(letter.waiter, Ending::Closed)
             });
         }
+        // Also those whose callers do not look: they are not handled for nobody.
+        let late = lane.queue.iter().take(lane.at_once).position(|one| now >= one.deadline);
+        if let Some(letter) = late.and_then(|at| lane.queue.remove(at)) {
+            self.bytes -= letter.payload.len();
+            return Step::Tell(letter.waiter, Ending::Late);
+        }
         let Route::To(target) = route else { return Step::Wait(None) };
+        let no_time = |one: &&Letter<W>| one.held_up && one.deadline.since(now) < AGAIN_MIN;
+        if let Some(letter) = lane.queue.front().filter(no_time) {
+            return Step::Wait(Some(letter.deadline));
+        }
         if let Some(until) = lane.paused(target, now) {
             return Step::Wait(Some(until));
         }
@@ -345,7 +377,7 @@ impl<W> Lanes<W> {
         self.attempts += 1;
         let (target, attempt) = (target.clone(), self.attempts);
         let flight = lane.flight.insert(Flight { letters, target, attempt, unsure: None });
-        flight.step(flight.target.clone())
+        flight.step(flight.target.clone(), now)
     }
 
     /// What became of the attempt that is on its way; who is to be told, if anybody is.
@@ -380,17 +412,37 @@ impl<W> Lanes<W> {
                         lane.go_on();
                         lane.take_back(flight.letters);
                     }
+                    Rest::Busy => {
+                        let first = flight.letters.pop_front();
+                        flight.letters.iter_mut().for_each(|letter| letter.held_up = true);
+                        lane.at_once = 1;
+                        lane.rest(flight.target.clone(), now);
+                        let others = std::mem::take(&mut flight.letters);
+                        lane.take_back(others);
+                        flight.letters.extend(first);
+                        flight.unsure = Some("it is being handled, and its time is up".to_owned());
+                        lane.flight = Some(flight);
+                    }
                     Rest::Later | Rest::NotHere => {
+                        let held_up = rest == Rest::Later;
+                        flight.letters.iter_mut().for_each(|letter| letter.held_up |= held_up);
                         lane.rest(flight.target, now);
                         lane.take_back(flight.letters);
                     }
                 }
             }
             Outcome::Late => {
+                lane.at_once = 1;
                 lane.go_on();
                 let why = unknown(flight.unsure.as_ref());
                 let late = flight.letters.into_iter();
                 told.extend(late.map(|letter| (letter, Ending::Unknown(why.clone()))));
+            }
+            Outcome::Misdirected(why) if flight.unsure.is_none() => {
+                lane.at_once = 1;
+                lane.go_on();
+                let ending = |letter| (letter, Ending::Misdirected(why.clone()));
+                told.extend(flight.letters.into_iter().map(ending));
             }
             Outcome::NotSent if flight.unsure.is_none() => {
                 // It may have been too large for the transport.
@@ -398,7 +450,7 @@ impl<W> Lanes<W> {
                 lane.rest(flight.target, now);
                 lane.take_back(flight.letters);
             }
-            Outcome::NotSent | Outcome::Lost(_) => {
+            Outcome::NotSent | Outcome::Misdirected(_) | Outcome::Lost(_) => {
                 lane.rest(flight.target.clone(), now);
                 if let Outcome::Lost(why) = outcome {
                     flight.unsure = Some(why);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coord_core::TableName;
 use futures::future::join_all;
@@ -12,6 +13,9 @@ use super::{Mailbox, MailboxLimits};
 use crate::coordinator::Spec;
 use crate::shared::Shared;
 use crate::transport::Transport;
+
+/// How long the last answers have at least to get away.
+const CLOSE_WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// The mailboxes of one node; none without a transport.
 pub(crate) struct Mailboxes {
@@ -37,7 +41,8 @@ impl Mailboxes {
             (name.clone(), outbox)
         };
         let outboxes = shared.specs.iter().map(outbox).collect();
-        transport.serve(Arc::new(Inboxes(inboxes)));
+        let (node, run) = (shared.node.clone(), shared.registered.subscribe());
+        transport.serve(Arc::new(Inboxes { node, run, inboxes }));
         Self { transport: Some(transport), outboxes }
     }
 
@@ -53,7 +58,8 @@ impl Mailboxes {
         join_all(self.outboxes.values().map(|outbox| outbox.close(limit))).await;
         shared.unhosted.cancelled().await;
         if let Some(transport) = &self.transport {
-            transport.close().await;
+            // What is still handled now does not give way to the runtime, and nobody waits for it.
+            let _late = tokio::time::timeout(limit.max(CLOSE_WAIT_MIN), transport.close()).await;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coord_core::{
-    Effect, Incarnation, Moment, MotionPhase, ShardCount, ShardId, ShardMap, TableName,
+    Effect, ErrorKind, Incarnation, Moment, MotionPhase, ShardCount, ShardId, ShardMap, TableName,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -22,7 +22,10 @@ use crate::handoff::Handoff;
 use crate::record::TableNote;
 use crate::shared::{SLEEP_MAX, Shared};
 use crate::telemetry::Buffered;
-use crate::transport::Transport;
+use crate::transport::{Recipient, Transport};
+
+/// How long what was given up has to notice that.
+const CUT_WAIT: Duration = Duration::from_secs(1);
 
 /// Who waits for what becomes of a message.
 struct Waiter {
@@ -119,14 +122,14 @@ impl Outbox {
     }
 
     /// Tells all that wait that nothing is sent any more, and waits for what is on its way, but not
-    /// longer than this.
+    /// longer than this and a moment: what does not give way to the runtime is left to itself.
     pub(crate) async fn close(&self, limit: Duration) {
         self.lanes().close();
         self.closed.cancel();
         self.tasks.close();
         if tokio::time::timeout(limit, self.tasks.wait()).await.is_err() {
             self.cut.cancel();
-            self.tasks.wait().await;
+            let _late = tokio::time::timeout(CUT_WAIT, self.tasks.wait()).await;
         }
     }
 
@@ -177,7 +180,7 @@ impl Outbox {
         target: Target,
         messages: Vec<Message>,
     ) -> Outcome {
-        let Target { run, address, uid, epoch } = target;
+        let Target { node, run, address, uid, epoch } = target;
         let (table, sender) = (self.table.clone(), self.sender);
         let letter = Letter { table, uid, shard, epoch, to: run, sender, attempt, messages };
         let here = *self.shared.registered.borrow() == Some(run);
@@ -189,10 +192,14 @@ impl Outbox {
                 .await
                 .map_or_else(|error| Outcome::Lost(error.to_string()), Outcome::from);
         }
-        match self.transport.call(&address, letter.write()).await.map(Answer::read) {
+        let to = Recipient::new(node, run, address);
+        match self.transport.call(&to, letter.write()).await.map(Answer::read) {
             Ok(Ok(answer)) => answer.into(),
             Ok(Err(error)) => Outcome::Lost(error.to_string()),
             Err(error) if error.effect() == Effect::None => {
+                if let ErrorKind::Misconfigured | ErrorKind::Unsupported = error.kind() {
+                    return Outcome::Misdirected(error.to_string());
+                }
                 tracing::debug!(table = %self.table, %shard, %error, "messages can't be sent now");
                 Outcome::NotSent
             }
@@ -211,6 +218,7 @@ fn route(map: Option<&ShardMap>, shard: ShardId) -> Route {
         return Route::Nowhere;
     };
     let target = Target {
+        node: owner.id.clone(),
         run: owner.incarnation,
         address: owner.address.clone(),
         uid: map.uid(),

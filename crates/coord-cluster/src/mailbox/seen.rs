@@ -9,13 +9,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use coord_core::{Moment, ShardId};
 
-use super::lanes::{Attempt, Number};
+use super::lanes::{Attempt, FLIGHT_MAX, Number};
 use super::{ASK_LIMIT_MAX, SenderRun};
 
 /// No sender asks about a message for longer than its caller waits.
 const KEPT: Duration = ASK_LIMIT_MAX.saturating_add(Duration::from_secs(60));
 /// From this many on, those that nobody asks about any more are looked for.
 const SENDERS_MIN: usize = 1_024;
+/// Of so many senders it is remembered at most that something of theirs was refused; the oldest go.
+const REFUSED_MAX: usize = 4_096;
+/// So many messages of one sender and shard are remembered at most: more than a flight has.
+const RECENT_MAX: usize = 4 * FLIGHT_MAX;
 /// Up to this many of the oldest answers, those that were forgotten are not looked for.
 const ANSWERS_MIN: usize = 64;
 
@@ -60,6 +64,8 @@ impl Last {
 #[derive(Debug)]
 pub(crate) struct Seen {
     last: HashMap<Key, Last>,
+    /// Of which attempts on, of senders that have handed nothing over at some shard, anything may be.
+    refused: HashMap<SenderRun, (Attempt, Moment)>,
     /// The answers, oldest first; also some that were forgotten since.
     answers: VecDeque<(Key, Number)>,
     /// How many answers are remembered, and how many bytes they have.
@@ -71,8 +77,8 @@ pub(crate) struct Seen {
 
 impl Seen {
     pub(crate) fn new(bytes_max: usize) -> Self {
-        let (last, answers) = (HashMap::new(), VecDeque::new());
-        Self { last, answers, count: 0, bytes: 0, bytes_max, prune_at: SENDERS_MIN }
+        let (last, answers, refused) = (HashMap::new(), VecDeque::new(), HashMap::new());
+        Self { last, refused, answers, count: 0, bytes: 0, bytes_max, prune_at: SENDERS_MIN }
     }
 
     /// Whether an attempt whose first message is this one may hand over anything. One that comes late may
@@ -91,9 +97,12 @@ impl Seen {
             self.bytes = self.last.values().flat_map(Last::answers).map(Bytes::len).sum();
             self.prune_at = (2 * self.last.len()).max(SENDERS_MIN);
         }
+        // Attempts are numbered across the sender's shards, so this is never too little; where it is too much,
+        // the sender tries again.
+        let refused = self.refused.get(&sender).map_or(0, |(attempt, _)| *attempt);
         let last = self.last.entry((sender, shard)).or_insert_with(|| Last {
             number: 0,
-            attempt: 0,
+            attempt: refused,
             recent: VecDeque::new(),
             at: now,
         });
@@ -108,6 +117,42 @@ impl Seen {
             }
         }
         true
+    }
+
+    /// An attempt hands nothing over here. No earlier one may later on, which of a sender that has not handed
+    /// over anything for the shard is remembered for all shards together: a stranger leaves little behind.
+    /// False where the attempt is one of those.
+    pub(crate) fn refuse(
+        &mut self,
+        sender: SenderRun,
+        shard: ShardId,
+        attempt: Attempt,
+        first: Number,
+        now: Moment,
+    ) -> bool {
+        if self.last.contains_key(&(sender, shard)) {
+            return self.admit(sender, shard, attempt, first, now);
+        }
+        if self.refused.len() >= REFUSED_MAX && !self.refused.contains_key(&sender) {
+            let mut heard: Vec<_> = self.refused.values().map(|(_, at)| *at).collect();
+            let (_, middle, _) = heard.select_nth_unstable(REFUSED_MAX / 2);
+            let middle = *middle;
+            self.refused.retain(|_, (_, at)| *at > middle);
+        }
+        let last = self.refused.entry(sender).or_insert((0, now));
+        *last = (last.0.max(attempt), now);
+        true
+    }
+
+    /// Whether nothing at all is remembered.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.last.is_empty() && self.refused.is_empty() && self.answers.is_empty()
+    }
+
+    /// Whether anything of this sender and shard is remembered.
+    pub(crate) fn knows(&self, sender: SenderRun, shard: ShardId) -> bool {
+        self.last.contains_key(&(sender, shard))
     }
 
     pub(crate) fn check(&self, sender: SenderRun, shard: ShardId, number: Number) -> Check {
@@ -134,6 +179,12 @@ impl Seen {
         let Some(last) = last.filter(|last| last.attempt == attempt) else { return false };
         last.number = number;
         last.recent.push_back((number, None));
+        if last.recent.len() > RECENT_MAX
+            && let Some((_, Some(answer))) = last.recent.pop_front()
+        {
+            self.count -= 1;
+            self.bytes -= answer.len();
+        }
         true
     }
 
@@ -226,6 +277,26 @@ mod tests {
         let later = at(0).plus(KEPT);
         assert!(seen.admit(SenderRun(u128::MAX), SHARD, 1, 1, later));
         assert_eq!(seen.last.len(), 1);
+    }
+
+    #[test]
+    fn strangers_leave_little_behind_and_what_was_refused_stays_so() {
+        let mut seen = Seen::new(1_000_000);
+        for stranger in 0..200_000_u32 {
+            let (sender, shard) = (SenderRun(1_000 + u128::from(stranger)), ShardId::new(stranger));
+            assert!(seen.refuse(sender, shard, 1, 1, at(u64::from(stranger) / 100)));
+        }
+        assert_eq!(seen.last.len(), 0);
+        assert!(seen.refused.len() <= REFUSED_MAX, "{}", seen.refused.len());
+        assert!(seen.refuse(ONE, SHARD, 7, 1, at(3_000)));
+        assert!(!seen.admit(ONE, SHARD, 6, 1, at(3_000)), "an earlier attempt comes late");
+        assert!(seen.admit(ONE, SHARD, 8, 1, at(3_000)));
+        for number in 1..=10_000 {
+            assert!(seen.begin(ONE, SHARD, 8, number));
+            seen.answered(ONE, SHARD, number, Bytes::from_static(b"yes"));
+        }
+        assert_eq!((seen.count, seen.bytes), (RECENT_MAX, 3 * RECENT_MAX));
+        assert_eq!(seen.check(ONE, SHARD, 1), Check::Late, "and is not handed over again");
     }
 
     proptest! {

@@ -169,6 +169,16 @@ impl Registrar {
         held.is_some().then(|| self.lose("it was declared failed", now)).flatten()
     }
 
+    /// The process that is registered under this id is replaced, at once. If it was proved dead, this is the
+    /// run that it is.
+    pub(crate) fn replace(&mut self, dead: Option<Incarnation>, now: Moment) {
+        if let Some(run) = dead {
+            self.on_ended(run, now);
+        }
+        self.replace = Replace::Yes;
+        (self.asked, self.due) = (false, now);
+    }
+
     /// Joins at once.
     pub(crate) fn join(&mut self, now: Moment) {
         self.due = self.due.min(now);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use coord_core::{
     Consistency, ExpiryClock, ExpiryJudge, Guarantees, Incarnation, Moment, NodeEvent, NodeId,
-    NodeRecord,
+    NodeRecord, Revision,
 };
 
 /// How long an absent node is remembered after it is of no more use.
@@ -26,7 +26,7 @@ const FORMER_MAX: usize = 16;
 pub(crate) enum Absence {
     /// It deregistered, or was evicted.
     Left,
-    /// Its registration ran out, or went missing unseen.
+    /// Its registration ran out, or its record is gone and nothing says why.
     Expired,
 }
 
@@ -64,14 +64,15 @@ pub(crate) enum MayRun {
     Until(Moment),
 }
 
-/// What has to be added to the store's own judgement before an expiry counts.
+/// What has to be added to the store's own judgement before an expiry counts. Where the store judged
+/// nothing, since the record is merely gone, the whole TTL passes here after the absence was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Judging {
     /// The record's TTL has to pass here as well, since the store's clock may jump or its failover lose
     /// a heartbeat.
     pub(crate) wait_ttl: bool,
     /// That TTL counts from the last heartbeat that the watch showed; else from when the absence was
-    /// seen. It takes a store that shows each heartbeat, and loses none that it answered.
+    /// seen. It takes a store that shows each heartbeat.
     pub(crate) from_heartbeat: bool,
     /// The registration has to be evicted first, since it is still there.
     pub(crate) evict: bool,
@@ -82,8 +83,7 @@ impl Judging {
         Self {
             wait_ttl: guarantees.consistency == Consistency::BestEffort
                 || guarantees.expiry_clock == ExpiryClock::ServerWall,
-            from_heartbeat: guarantees.heartbeats_show
-                && guarantees.consistency == Consistency::Linearizable,
+            from_heartbeat: guarantees.heartbeats_show,
             evict: guarantees.expiry_judge == ExpiryJudge::Observers,
         }
     }
@@ -97,6 +97,8 @@ pub(crate) struct View {
     began: Option<Moment>,
     /// The number of that look.
     looks: u64,
+    /// What that look found before the watch told of it: the watch may still tell what was there before.
+    ahead: BTreeMap<NodeId, Revision>,
     /// Since when the watch has been silent.
     away_since: Option<Moment>,
     /// Whether the watch itself is interrupted.
@@ -120,6 +122,18 @@ impl View {
         self.looks
     }
 
+    /// What a look for a new term found, so that no run is missing which was registered then. Which run is
+    /// gone the watch tells, and why: a look that comes at the end of a registration would lose that.
+    pub(crate) fn on_found(&mut self, found: Vec<NodeRecord>, look: u64, now: Moment) {
+        for record in found {
+            if self.present_as(&record.info.id, record.info.incarnation).is_none() {
+                self.ahead.insert(record.info.id.clone(), record.revision.clone());
+                self.put(record, now, now);
+            }
+        }
+        self.on_looked(look, now);
+    }
+
     /// What was seen last was asked for by this look, so that no run is missing from it which was
     /// registered then. One that a map names and nobody has seen may have been replaced just now.
     pub(crate) fn on_looked(&mut self, look: u64, now: Moment) {
@@ -141,6 +155,12 @@ impl View {
     /// When a node that is registered was heard last, as far as the watch shows it.
     pub(crate) fn heard(&self, node: &NodeId) -> Option<Moment> {
         self.heard.get(node).copied()
+    }
+
+    /// When a node that is registered was heard last, where each of its heartbeats shows and the store is
+    /// there to show it.
+    pub(crate) fn beat(&self, node: &NodeId, judging: Judging) -> Option<Moment> {
+        self.heard(node).filter(|_| judging.from_heartbeat && !self.is_away())
     }
 
     /// All registrations that are there.
@@ -200,6 +220,7 @@ impl View {
 
     /// The watch itself ended, and is begun anew.
     pub(crate) fn on_interrupted(&mut self, now: Moment) {
+        self.ahead.clear();
         self.interrupted = true;
         self.on_away(now);
     }
@@ -238,7 +259,8 @@ impl View {
             }
         }
         let former = self.former.values_mut().flat_map(BTreeMap::values_mut);
-        for moment in former.chain(self.grace.values_mut()).chain(self.began.as_mut()) {
+        let waits = former.chain(self.grace.values_mut()).chain(self.heard.values_mut());
+        for moment in waits.chain(self.began.as_mut()) {
             *moment = moment.plus(stalled);
         }
     }
@@ -246,8 +268,15 @@ impl View {
     /// Takes in an event; true if it changed anything but the revision of a record: a plain heartbeat says
     /// only that the node lives, and a cluster of thousands has hundreds of them a second.
     pub(crate) fn on_event(&mut self, event: NodeEvent, judging: Judging, now: Moment) -> bool {
+        let changed = self.take(event, judging, now);
+        self.tidy(now);
+        changed
+    }
+
+    fn take(&mut self, event: NodeEvent, judging: Judging, now: Moment) -> bool {
         match event {
             NodeEvent::Snapshot(records) => {
+                self.ahead.clear();
                 self.began.get_or_insert(now);
                 let there: HashSet<&NodeId> = records.iter().map(|r| &r.info.id).collect();
                 let missing: Vec<(NodeId, Incarnation)> = self
@@ -256,27 +285,47 @@ impl View {
                     .map(|record| (record.info.id.clone(), record.info.incarnation))
                     .collect();
                 for record in records {
-                    self.put(record, now);
+                    // It may repeat what a heartbeat wrote long before.
+                    let known = self.present_as(&record.info.id, record.info.incarnation);
+                    let heard = match known.is_some_and(|known| known.revision == record.revision) {
+                        true => self.heard(&record.info.id),
+                        false => None,
+                    };
+                    self.put(record, heard.unwrap_or(now), now);
                 }
                 for (node, incarnation) in missing {
-                    self.remove(&node, incarnation, Absence::Expired, judging, now);
+                    // Nothing says why, and a heartbeat may have been answered meanwhile.
+                    self.expire(&node, incarnation, false, judging, now);
                 }
                 true
             }
-            NodeEvent::Joined(record) | NodeEvent::Updated(record) => self.put(record, now),
-            NodeEvent::Left { node, incarnation } => {
-                self.remove(&node, incarnation, Absence::Left, judging, now)
+            NodeEvent::Joined(record) | NodeEvent::Updated(record) => {
+                !self.is_behind(&record) && self.put(record, now, now)
             }
-            NodeEvent::Expired { node, incarnation } => {
-                self.remove(&node, incarnation, Absence::Expired, judging, now)
+            NodeEvent::Left { node, incarnation } => {
+                self.remove(&node, incarnation, Absence::Left, now)
+            }
+            NodeEvent::Expired { node, incarnation, judged } => {
+                self.expire(&node, incarnation, judged, judging, now)
             }
             _ => false,
         }
     }
 
-    fn put(&mut self, record: NodeRecord, now: Moment) -> bool {
+    /// Whether the watch tells of a record that a later one had replaced when the store was looked at.
+    fn is_behind(&mut self, record: &NodeRecord) -> bool {
+        let ahead = self.ahead.get(&record.info.id).and_then(Revision::as_u64);
+        let is_behind =
+            ahead.zip(record.revision.as_u64()).is_some_and(|(ahead, told)| told < ahead);
+        if !is_behind {
+            self.ahead.remove(&record.info.id);
+        }
+        is_behind
+    }
+
+    fn put(&mut self, record: NodeRecord, heard: Moment, now: Moment) -> bool {
         let id = record.info.id.clone();
-        self.heard.insert(id.clone(), now);
+        self.heard.insert(id.clone(), heard);
         self.grace.remove(&id);
         self.follow(&record, now);
         let says_more = match self.nodes.get(&id) {
@@ -320,37 +369,54 @@ impl View {
         }
     }
 
+    /// A registration is gone, and nothing says that its node ended it.
+    fn expire(
+        &mut self,
+        node: &NodeId,
+        incarnation: Incarnation,
+        judged: bool,
+        judging: Judging,
+        now: Moment,
+    ) -> bool {
+        let Some(record) = self.present_as(node, incarnation) else { return false };
+        let ttl = record.ttl.get();
+        let heard = self.heard(node).filter(|_| judged && judging.from_heartbeat);
+        let waits = !judged || judging.wait_ttl;
+        let wait_until = waits.then(|| heard.unwrap_or(now).plus(ttl));
+        let grace = self.grace.get(node).copied();
+        let counts_from = [wait_until, grace].into_iter().flatten().fold(now, Moment::max);
+        self.remove(node, incarnation, Absence::Expired, counts_from)
+    }
+
+    fn present_as(&self, node: &NodeId, incarnation: Incarnation) -> Option<&NodeRecord> {
+        match self.nodes.get(node)? {
+            Presence::Present(record) if record.info.incarnation == incarnation => Some(record),
+            _ => None,
+        }
+    }
+
     fn remove(
         &mut self,
         node: &NodeId,
         incarnation: Incarnation,
         how: Absence,
-        judging: Judging,
-        now: Moment,
+        counts_from: Moment,
     ) -> bool {
-        let Some(Presence::Present(record)) = self.nodes.get(node) else { return false };
-        if record.info.incarnation != incarnation {
-            return false;
-        }
-        let record = record.clone();
-        let heard = self.heard.remove(node).filter(|_| judging.from_heartbeat).unwrap_or(now);
-        let wait_from = match how {
-            Absence::Expired if judging.wait_ttl => heard.plus(record.ttl.get()),
-            _ => now,
-        };
-        let grace = self.grace.remove(node).unwrap_or(now);
-        let counts_from = match how {
-            Absence::Left => now,
-            Absence::Expired => now.max(wait_from).max(grace),
-        };
+        let Some(record) = self.present_as(node, incarnation).cloned() else { return false };
+        self.heard.remove(node);
+        self.grace.remove(node);
         self.nodes.insert(node.clone(), Presence::Absent { record, how, counts_from });
         self.departures += 1;
+        true
+    }
+
+    /// Forgets absent nodes from time to time.
+    fn tidy(&mut self, now: Moment) {
         let due = self.forgot.is_none_or(|last| now.since(last) >= FORGET_EVERY);
-        if due || self.departures >= FORGET_DEPARTURES {
+        if self.departures > 0 && (due || self.departures >= FORGET_DEPARTURES) {
             self.forget(now);
             (self.forgot, self.departures) = (Some(now), 0);
         }
-        true
     }
 
     fn forget(&mut self, now: Moment) {
@@ -388,7 +454,7 @@ mod tests {
 
     fn expired(name: &str, incarnation: u128) -> NodeEvent {
         let node = NodeId::new(name).expect("name");
-        NodeEvent::Expired { node, incarnation: Incarnation::from_u128(incarnation) }
+        NodeEvent::Expired { node, incarnation: Incarnation::from_u128(incarnation), judged: true }
     }
 
     fn counts_from(view: &View, name: &str) -> Option<Moment> {
@@ -447,7 +513,7 @@ mod tests {
         let mut view = View::default();
         view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
         assert!(view.on_event(NodeEvent::Snapshot(Vec::new()), JUDGED, at(3)));
-        assert_eq!((counts_from(&view, "a"), view.present().count()), (Some(at(3)), 0));
+        assert_eq!((counts_from(&view, "a"), view.present().count()), (Some(at(12)), 0));
     }
 
     #[test]
@@ -469,6 +535,51 @@ mod tests {
         assert_eq!(counts_from(&view, "a"), Some(at(14)));
         view.on_stall(Duration::from_secs(3));
         assert_eq!(counts_from(&view, "a"), Some(at(17)));
+    }
+
+    #[test]
+    fn a_record_that_is_merely_gone_may_be_of_a_node_that_lives() {
+        let wall = Judging { wait_ttl: true, from_heartbeat: true, evict: false };
+        for judging in [JUDGED, wall, Judging { from_heartbeat: false, ..JUDGED }] {
+            let gone = |judged| {
+                let mut view = View::default();
+                view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), judging, at(0));
+                let NodeEvent::Expired { node, incarnation, .. } = expired("a", 1) else {
+                    panic!("another event");
+                };
+                let event = NodeEvent::Expired { node, incarnation, judged };
+                view.on_event(event, judging, at(10));
+                counts_from(&view, "a")
+            };
+            assert_eq!(gone(false), Some(at(19)), "a whole TTL {judging:?}");
+            assert_eq!(gone(true), Some(at(10)), "it has passed already {judging:?}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_that_repeats_a_record_is_no_heartbeat() {
+        let judging = Judging { wait_ttl: true, from_heartbeat: true, evict: false };
+        for (again, counts) in [(2, 12), (3, 17)] {
+            let mut view = View::default();
+            view.on_event(NodeEvent::Snapshot(Vec::new()), judging, at(0));
+            view.on_event(NodeEvent::Joined(beat("a", 1)), judging, at(2));
+            view.on_event(NodeEvent::Updated(beat("a", 2)), judging, at(3));
+            // A leader looks at the nodes anew.
+            view.on_event(NodeEvent::Snapshot(vec![beat("a", again)]), judging, at(8));
+            view.on_event(expired("a", 1), judging, at(9));
+            assert_eq!(counts_from(&view, "a"), Some(at(counts)), "{again}");
+        }
+    }
+
+    #[test]
+    fn a_farewell_counts_at_once() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1)]), JUDGED, at(0));
+        let NodeEvent::Expired { node, incarnation, .. } = expired("a", 1) else {
+            panic!("another event");
+        };
+        view.on_event(NodeEvent::Left { node, incarnation }, JUDGED, at(2));
+        assert_eq!(counts_from(&view, "a"), Some(at(2)));
     }
 
     /// Like `record`, as written by the n-th heartbeat.
@@ -519,8 +630,43 @@ mod tests {
         let mut view = View::default();
         view.on_event(NodeEvent::Snapshot(vec![record("a", 1), record("b", 1)]), JUDGED, at(0));
         view.on_event(NodeEvent::Snapshot(vec![record("b", 1)]), JUDGED, at(3));
-        assert_eq!(counts_from(&view, "a"), Some(at(3)));
+        assert_eq!(counts_from(&view, "a"), Some(at(12)), "nothing says since when");
         assert_eq!(view.unseen_counts_from(Duration::from_secs(9)), Some(at(9)));
+    }
+
+    #[test]
+    fn a_look_adds_what_the_watch_has_not_told_and_takes_nothing_away() {
+        let mut view = View::default();
+        view.on_event(NodeEvent::Snapshot(vec![record("a", 1), record("b", 1)]), JUDGED, at(0));
+        let shown = |view: &View| {
+            let mut runs: Vec<_> = view.present().map(|record| record.info.incarnation).collect();
+            runs.sort();
+            runs
+        };
+        let run = Incarnation::from_u128;
+        let newer = |run: u128, revision: u64| {
+            let record = record("b", run);
+            NodeRecord::new(record.info, record.ttl, Revision::from_u64(revision))
+        };
+        // The registration of `a` is just over, and the watch has still to say so.
+        view.on_found(vec![newer(3, 30)], 1, at(9));
+        assert_eq!((shown(&view), view.looks()), (vec![run(1), run(3)], 1));
+        let ended =
+            NodeEvent::Expired { node: record("a", 1).info.id, incarnation: run(1), judged: true };
+        assert!(view.on_event(ended, JUDGED, at(10)));
+        assert_eq!(counts_from(&view, "a"), Some(at(10)), "it is known why, so nothing is added");
+        // A watch that is late goes through what was there before.
+        for (run, revision) in [(1, 9), (2, 20)] {
+            assert!(!view.on_event(NodeEvent::Joined(newer(run, revision)), JUDGED, at(10)));
+        }
+        assert_eq!(shown(&view), [run(3)]);
+        assert!(view.on_event(NodeEvent::Joined(newer(4, 40)), JUDGED, at(11)));
+        assert_eq!(shown(&view), [run(4)]);
+        // A store that counts anew after an outage is believed.
+        view.on_found(vec![newer(5, 50)], 2, at(12));
+        view.on_interrupted(at(13));
+        assert!(view.on_event(NodeEvent::Joined(newer(6, 1)), JUDGED, at(14)));
+        assert_eq!(shown(&view), [run(6)]);
     }
 
     #[test]

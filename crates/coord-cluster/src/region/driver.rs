@@ -1,10 +1,9 @@
 //! Performs what [`Hosting`] decides, for one table of one node.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
-use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use coord_core::{Load, SHARD_LOADS_MAX, ShardId, TableName};
 use tokio::sync::{mpsc, watch};
@@ -16,7 +15,6 @@ use super::sampler::{Sample, Sampler};
 use super::{Host, HostError, ShardFence, ShardToken};
 use crate::coordinator::Spec;
 use crate::gate::Permit;
-use crate::settings::Settings;
 use crate::shared::{Ending, Shared, Told};
 
 /// How many shards may be ready before the region has taken it in.
@@ -26,14 +24,25 @@ const STARTED_MAX: usize = 64;
 pub(crate) async fn run(shared: Arc<Shared>, table: TableName, host: Option<Arc<dyn Host>>) {
     let times = Times {
         budget: shared.settings.stop_budget(),
-        grace: Settings::margin(shared.settings.node_ttl) / 2,
+        grace: shared.settings.grace(),
         slow: shared.settings.handoff_timeout,
     };
     let (ready, started) = mpsc::channel(STARTED_MAX);
     let hosting = Hosting::new(shared.node.clone(), times, host.is_some());
-    let (tasks, by_task, running) = (JoinSet::new(), HashMap::new(), HashMap::new());
     let sampler = sampler(&shared, &table).filter(|_| host.is_some());
-    let region = Region { shared, table, host, hosting, sampler, ready, tasks, by_task, running };
+    let region = Region {
+        shared,
+        table,
+        host,
+        hosting,
+        sampler,
+        measuring: JoinSet::new(),
+        ready,
+        tasks: JoinSet::new(),
+        by_task: HashMap::new(),
+        running: HashMap::new(),
+        leaving: BTreeMap::new(),
+    };
     region.run(started).await;
 }
 
@@ -52,10 +61,14 @@ struct Region {
     host: Option<Arc<dyn Host>>,
     hosting: Hosting,
     sampler: Option<Sampler>,
+    /// Asks the host for loads: its code may take its time, and must not hold up the region.
+    measuring: JoinSet<Sample>,
     ready: mpsc::Sender<ShardId>,
     tasks: JoinSet<Result<(), HostError>>,
     by_task: HashMap<Id, ShardId>,
     running: HashMap<ShardId, Running>,
+    /// Shards whose task has ended while other code of theirs goes on.
+    leaving: BTreeMap<ShardId, Leaving>,
 }
 
 /// A shard that runs here.
@@ -63,6 +76,14 @@ struct Running {
     stop: CancellationToken,
     abort: AbortHandle,
     fence: ShardFence,
+    stay: Weak<Permit>,
+}
+
+/// A shard of which something goes on.
+struct Leaving {
+    stay: Weak<Permit>,
+    /// Why it could not be started, where it could not.
+    why: Option<String>,
 }
 
 impl Region {
@@ -77,10 +98,11 @@ impl Region {
             let now = shared.clock.now();
             self.hosting.on_map(maps.borrow_and_update().clone());
             gate.borrow_and_update();
+            self.let_go();
             self.hosting.on_standing(shared.gate.standing());
             if ends {
                 if shared.ending() == Ending::Abandoned || self.hosting.is_idle() {
-                    // What still runs is dropped with the tasks.
+                    // What still runs is dropped with the tasks, and keeps its permit until it is.
                     return;
                 }
                 self.hosting.on_end(now.plus(shared.settings.stop_budget()));
@@ -90,7 +112,8 @@ impl Region {
             if let Some(faults) = faults {
                 shared.observe(|observer| observer.on_host_faults(&self.table, faults));
             }
-            if overdue && self.is_overdue(ends) {
+            if overdue && ends {
+                tracing::error!(table = %self.table, "shards run on although the node ends");
                 return;
             }
             let again = self.obey(orders);
@@ -102,7 +125,8 @@ impl Region {
             if again || (ends && self.hosting.is_idle()) {
                 continue;
             }
-            let sample_at = self.sampler.as_ref().map(Sampler::at).filter(|_| !ends);
+            let measures = ends || !self.measuring.is_empty();
+            let sample_at = self.sampler.as_ref().map(Sampler::at).filter(|_| !measures);
             let sample = async {
                 match sample_at {
                     Some(at) => shared.sleep_until(at).await,
@@ -117,6 +141,7 @@ impl Region {
                 Some(shard) = started.recv() => self.hosting.on_started(shard),
                 Some(ended) = self.tasks.join_next_with_id() => self.take_ended(ended),
                 () = shared.sleep_until_any(wake) => {}
+                Some(measured) = self.measuring.join_next() => self.take_sample(measured),
                 () = sample => self.sample(),
             }
             while let Ok(shard) = started.try_recv() {
@@ -128,44 +153,47 @@ impl Region {
         }
     }
 
-    /// Asks the host how busy its shards are, and has the registration tell what is new.
+    /// Asks the host how busy its shards are.
     fn sample(&mut self) {
-        let now = self.shared.clock.now();
         let (Some(sampler), Some(host)) = (&mut self.sampler, &self.host) else { return };
         let standing = self.shared.gate.standing();
         let hosted = standing.and_then(|standing| Some((standing, self.hosting.running()?)));
         let Some((standing, (uid, applied, shards, newest))) = hosted else {
-            sampler.put_off(now);
+            sampler.put_off(self.shared.clock.now());
             return;
         };
-        let measure = || {
-            let load = |shard: &ShardId| Some((*shard, host.load(*shard)?));
-            shards.iter().filter_map(load).collect::<Vec<_>>()
-        };
-        // The service's code must not end the region.
-        let Ok(loads) = std::panic::catch_unwind(AssertUnwindSafe(measure)) else {
+        let fence = |shard| Some((shard, self.running.get(&shard)?.fence.clone()));
+        let shards: Vec<_> = shards.into_iter().filter_map(fence).collect();
+        let (run, host) = (standing.incarnation, Arc::clone(host));
+        self.measuring.spawn(async move {
+            let mut loads = Vec::new();
+            for (shard, fence) in shards {
+                // Held while the host's code runs.
+                let Some(_stay) = fence.stay() else { continue };
+                loads.extend(host.load(shard).map(|load| (shard, load)));
+            }
+            Sample { run, uid, applied, newest, loads }
+        });
+    }
+
+    /// Has the registration tell what is new of the loads.
+    fn take_sample(&mut self, measured: Result<Sample, JoinError>) {
+        let now = self.shared.clock.now();
+        let Some(sampler) = &mut self.sampler else { return };
+        let Ok(sample) = measured else {
             tracing::error!(table = %self.table, "the host panicked when it was asked for loads");
             sampler.put_off(now);
             return;
         };
-        let sum: f64 = loads.iter().map(|(_, load)| load).filter(|load| **load >= 0.0).sum();
-        let run = standing.incarnation;
-        if let Some(report) = sampler.take(Sample { run, uid, applied, newest, loads }, now) {
+        let run = sample.run;
+        let sum: f64 = sample.loads.iter().map(|(_, load)| load).filter(|load| **load >= 0.0).sum();
+        if let Some(report) = sampler.take(sample, now) {
             let told =
                 Told { run, report: report.clone(), sum: Load::new(sum).unwrap_or_default() };
             self.shared.loads.send_modify(|all| {
                 all.insert(self.table.clone(), told);
             });
         }
-    }
-
-    /// A shard runs on although it was aborted: its code does not return to the runtime.
-    fn is_overdue(&self, ends: bool) -> bool {
-        if self.shared.settings.exit_at_deadline {
-            tracing::error!(table = %self.table, "a shard runs on past the deadline; the process ends");
-            std::process::abort();
-        }
-        ends
     }
 
     /// True if a shard could not be let in, which changes what is to be done.
@@ -182,8 +210,9 @@ impl Region {
                     };
                     let table = self.table.clone();
                     let token = ShardToken { table, uid, shard, epoch, fence };
-                    let fence = ShardFence::new(Arc::clone(&self.shared.gate), run, token);
-                    let stop = CancellationToken::new();
+                    let (gate, permit) = (Arc::clone(&self.shared.gate), Arc::new(permit));
+                    let fence = ShardFence::new(gate, run, &permit, token);
+                    let (stop, stay) = (CancellationToken::new(), Arc::downgrade(&permit));
                     let life = Life {
                         host: Arc::clone(host),
                         fence: Ended(fence.clone()),
@@ -194,7 +223,7 @@ impl Region {
                     };
                     let abort = self.tasks.spawn(life.live());
                     self.by_task.insert(abort.id(), shard);
-                    self.running.insert(shard, Running { stop, abort, fence });
+                    self.running.insert(shard, Running { stop, abort, fence, stay });
                 }
                 Order::Renew { shard, epoch, fence } => {
                     if let Some(running) = self.running.get(&shard) {
@@ -231,7 +260,23 @@ impl Region {
             }
         };
         let Some(shard) = self.by_task.remove(&id) else { return };
-        self.running.remove(&shard);
+        let stay = self.running.remove(&shard).map_or_else(Weak::new, |running| running.stay);
+        self.leaving.insert(shard, Leaving { stay, why });
+        self.let_go();
+    }
+
+    /// Shards of which nothing goes on any more are not here any more.
+    fn let_go(&mut self) {
+        let over = |(shard, leaving): (&ShardId, &Leaving)| {
+            (leaving.stay.strong_count() == 0).then_some(*shard)
+        };
+        for shard in self.leaving.iter().filter_map(over).collect::<Vec<_>>() {
+            let why = self.leaving.remove(&shard).and_then(|leaving| leaving.why);
+            self.gone(shard, why);
+        }
+    }
+
+    fn gone(&mut self, shard: ShardId, why: Option<String>) {
         let times = self.hosting.on_ended(shard, why.clone(), self.shared.clock.now());
         if let Some(why) = why {
             let table = self.table.clone();
@@ -260,8 +305,8 @@ struct Life {
     shard: ShardId,
     stop: CancellationToken,
     ready: mpsc::Sender<ShardId>,
-    /// Given back last, when nothing runs any more.
-    _permit: Permit,
+    /// Let go of last, when nothing of this runs any more.
+    _permit: Arc<Permit>,
 }
 
 impl Life {

@@ -420,10 +420,9 @@ impl Hosting {
         }
         let last = self.reported.as_ref().filter(|(of, last)| *of == run && last.uid == report.uid);
         let is_news = match last {
-            // A life that begins may wait for those who hosted one before it.
-            None => {
-                asked.is_some() || !report.stopping.is_empty() || map.version() == Version::ZERO
-            }
+            // A life that begins may wait for those who hosted one before it; so who hosts says of which
+            // life.
+            None => asked.is_some() || !self.shards.is_empty() || map.version() == Version::ZERO,
             Some((_, last)) => {
                 asked > Some(last.applied)
                     || (&last.stopping, &last.started) != (&report.stopping, &report.started)

@@ -17,7 +17,7 @@ use tracing::Instrument;
 
 use super::driver::Driver;
 use super::machine::Times;
-use super::{Duty, Next, Singleton, State};
+use super::{JobContext, Next, Singleton, State};
 use crate::settings::Settings;
 use crate::shared::{Ending, Shared};
 
@@ -27,7 +27,7 @@ const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(2);
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(300);
 
-pub(super) type Job = Box<dyn Fn(Duty) -> BoxFuture<'static, Next> + Send + Sync>;
+pub(super) type Job = Box<dyn Fn(JobContext) -> BoxFuture<'static, Next> + Send + Sync>;
 
 /// How a job is to run on one node of many. What is not said follows from the TTL; everything is checked
 /// together by [`start`](Self::start).
@@ -147,12 +147,12 @@ impl SingletonBuilder {
     /// `Invalid`, naming every contradiction; `Internal` outside a Tokio runtime.
     pub fn start<F, W>(self, job: F) -> Result<Singleton>
     where
-        F: Fn(Duty) -> W + Send + Sync + 'static,
+        F: Fn(JobContext) -> W + Send + Sync + 'static,
         W: Future<Output = Next> + Send + 'static,
     {
         let times = self.times()?;
         let runtime = Handle::try_current().map_err(|_error| {
-            let error = Error::new(ErrorKind::Internal, "start singleton");
+            let error = Error::new(ErrorKind::Internal, "start singleton").effect_none();
             error.message("not inside a Tokio runtime").resource(&self.name)
         })?;
         let session = self

@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::builder::{Job, Scope};
 use super::machine::{JobEnd, Machine, Phase, Times, Turn};
-use super::{Duty, Ended, Next, State};
+use super::{Ended, JobContext, Next, State};
 use crate::shared::SLEEP_MAX;
 use crate::telemetry;
 
@@ -85,7 +85,7 @@ impl Driver {
 
     fn begin(&mut self) {
         let Some(guard) = &self.guard else { return };
-        let duty = Duty { tenure: guard.tenure(), cancel: CancellationToken::new() };
+        let duty = JobContext { tenure: guard.tenure(), cancel: CancellationToken::new() };
         telemetry::singleton_started(self.session.name());
         self.work = Some(Work::begin(&self.scope.tasks, Arc::clone(&self.job), duty));
     }
@@ -125,8 +125,8 @@ impl Driver {
             () = timer => return,
         };
         match heard {
-            Heard::Begun => self.machine.on_seen(),
-            Heard::End(end) => {
+            JobEvent::Begun => self.machine.on_seen(),
+            JobEvent::End(end) => {
                 self.work = None;
                 if let JobEnd::Panicked(message) = &end {
                     tracing::error!(message, "the singleton's job panicked");
@@ -187,13 +187,13 @@ struct Work {
     cancel: CancellationToken,
 }
 
-enum Heard {
+enum JobEvent {
     Begun,
     End(JobEnd),
 }
 
 impl Work {
-    fn begin(tasks: &TaskTracker, job: Arc<Job>, duty: Duty) -> Self {
+    fn begin(tasks: &TaskTracker, job: Arc<Job>, duty: JobContext) -> Self {
         let cancel = duty.cancel.clone();
         let begun = CancellationToken::new();
         let begins = begun.clone();
@@ -205,7 +205,7 @@ impl Work {
         Self { task, begun, heard: false, cancel }
     }
 
-    async fn next(work: &mut Option<Self>) -> Heard {
+    async fn next(work: &mut Option<Self>) -> JobEvent {
         let Some(Self { task, begun, heard, .. }) = work else {
             return std::future::pending().await;
         };
@@ -213,9 +213,9 @@ impl Work {
             biased;
             () = begun.cancelled(), if !*heard => {
                 *heard = true;
-                Heard::Begun
+                JobEvent::Begun
             }
-            ended = task => Heard::End(ended.map_or_else(failed, JobEnd::Returned)),
+            ended = task => JobEvent::End(ended.map_or_else(failed, JobEnd::Returned)),
         }
     }
 }

@@ -56,9 +56,9 @@ pub(super) enum Phase {
     /// The job has been started; whether it runs is another question.
     Running { since: Moment, seen: bool },
     /// The job was told to stop.
-    Stopping { since: Moment, why: Why, abort_at: Moment, aborted: bool },
+    Stopping { since: Moment, why: EndReason, abort_at: Moment, aborted: bool },
     /// Nothing of the job is left.
-    Releasing(Why),
+    Releasing(EndReason),
     /// It wants the lease again at this moment.
     Resting { until: Moment, pause: Duration, failure: Option<Failure> },
     /// It is over.
@@ -67,7 +67,7 @@ pub(super) enum Phase {
 
 /// Why a job does not run any more.
 #[derive(Clone, Debug)]
-pub(super) enum Why {
+pub(super) enum EndReason {
     Stopped,
     Lost,
     Done,
@@ -131,18 +131,18 @@ impl Machine {
         let (why, since) = match &self.phase {
             Phase::Running { since, .. } => {
                 let why = match end {
-                    JobEnd::Returned(Next::Done) => Why::Done,
-                    JobEnd::Returned(Next::Again) => Why::Again,
-                    JobEnd::Panicked(message) => Why::Failed(Failure::Panicked(message)),
-                    JobEnd::Gone => Why::Failed(Failure::Gone),
+                    JobEnd::Returned(Next::Done) => EndReason::Done,
+                    JobEnd::Returned(Next::Again) => EndReason::Again,
+                    JobEnd::Panicked(message) => EndReason::Failed(Failure::Panicked(message)),
+                    JobEnd::Gone => EndReason::Failed(Failure::Gone),
                 };
                 (why, *since)
             }
             // What a job returns that was told to stop does not count; a panic does.
             Phase::Stopping { since, why, .. } => {
                 let why = match (why, end) {
-                    (Why::Lost, JobEnd::Panicked(message)) => {
-                        Why::Failed(Failure::Panicked(message))
+                    (EndReason::Lost, JobEnd::Panicked(message)) => {
+                        EndReason::Failed(Failure::Panicked(message))
                     }
                     (why, _) => why.clone(),
                 };
@@ -160,11 +160,11 @@ impl Machine {
     pub(super) fn on_released(&mut self, now: Moment) {
         let Phase::Releasing(why) = &self.phase else { return };
         match why.clone() {
-            Why::Stopped => self.phase = Phase::Over(Ended::Stopped),
-            Why::Done => self.phase = Phase::Over(Ended::Done),
-            Why::Lost => self.phase = Phase::Waiting,
-            Why::Again => self.rest(None, now),
-            Why::Failed(failure) => self.rest(Some(failure), now),
+            EndReason::Stopped => self.phase = Phase::Over(Ended::Stopped),
+            EndReason::Done => self.phase = Phase::Over(Ended::Done),
+            EndReason::Lost => self.phase = Phase::Waiting,
+            EndReason::Again => self.rest(None, now),
+            EndReason::Failed(failure) => self.rest(Some(failure), now),
         }
     }
 
@@ -190,7 +190,7 @@ impl Machine {
                 Turn::Acquire
             }
             Phase::Held if self.stop => {
-                self.phase = Phase::Releasing(Why::Stopped);
+                self.phase = Phase::Releasing(EndReason::Stopped);
                 Turn::Release
             }
             Phase::Held => {
@@ -202,14 +202,14 @@ impl Machine {
                 let (stop_at, begun_by) =
                     (deadline.minus(budget), since.plus(self.times.start_within));
                 if self.stop {
-                    self.stop_job(Why::Stopped, since, now.plus(budget).min(deadline))
+                    self.stop_job(EndReason::Stopped, since, now.plus(budget).min(deadline))
                 } else if now >= stop_at {
-                    self.stop_job(Why::Lost, since, deadline)
+                    self.stop_job(EndReason::Lost, since, deadline)
                 } else if *seen {
                     Turn::Wait(Some(stop_at))
                 } else if now >= begun_by {
                     // There is nobody who could be told to stop.
-                    self.stop_job(Why::Failed(Failure::NeverStarted), since, now)
+                    self.stop_job(EndReason::Failed(Failure::NeverStarted), since, now)
                 } else {
                     Turn::Wait(Some(stop_at.min(begun_by)))
                 }
@@ -229,7 +229,7 @@ impl Machine {
         }
     }
 
-    fn stop_job(&mut self, why: Why, since: Moment, abort_at: Moment) -> Turn {
+    fn stop_job(&mut self, why: EndReason, since: Moment, abort_at: Moment) -> Turn {
         self.phase = Phase::Stopping { since, why, abort_at, aborted: false };
         Turn::Cancel
     }

@@ -155,7 +155,7 @@ fn one_that_is_stopped_in_between_starts_nothing() {
 fn a_refusal_that_may_get_well_is_tried_again() {
     let refused = |kind| {
         let mut machine = machine();
-        machine.on_refused(Error::new(kind, "acquire"), at(100));
+        machine.on_refused(Error::new(kind, "acquire").effect_none(), at(100));
         machine.next(at(100), at(0))
     };
     assert!(matches!(refused(ErrorKind::Denied), Turn::Wait(Some(until)) if until == at(101)));

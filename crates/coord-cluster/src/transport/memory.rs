@@ -11,7 +11,7 @@ use coord_core::{Address, Error, ErrorKind, Result};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use super::{Incoming, Transport};
+use super::{Incoming, Recipient, Transport};
 
 /// A network inside this process. Clones are the same network.
 #[derive(Clone, Debug, Default)]
@@ -115,12 +115,13 @@ impl Transport for MemoryTransport {
         *lock(&self.place.incoming) = Some(incoming);
     }
 
-    async fn call(&self, to: &Address, request: Bytes) -> Result<Bytes> {
+    async fn call(&self, to: &Recipient, request: Bytes) -> Result<Bytes> {
+        let address = &to.address;
         let not_sent = |why: &'static str| {
-            Error::new(ErrorKind::Unavailable, "call").message(why).resource(to)
+            Error::new(ErrorKind::Unavailable, "call").effect_none().message(why).resource(address)
         };
         let delay = self.network.state().delay;
-        let there = self.network.place(to).ok_or_else(|| not_sent("nobody listens"))?;
+        let there = self.network.place(address).ok_or_else(|| not_sent("nobody listens"))?;
         if *self.place.cut.borrow() || *there.cut.borrow() {
             return Err(not_sent("the network is cut"));
         }
@@ -129,6 +130,7 @@ impl Transport for MemoryTransport {
             pause(delay).await;
             let incoming = lock(&there.incoming).clone();
             let incoming = incoming.ok_or_else(|| not_sent("nobody listens"))?;
+            to.check(incoming.node(), incoming.incarnation())?;
             let working = there.tasks.spawn(async move { incoming.answer(request).await });
             let answer = working.await;
             let is_lost = {

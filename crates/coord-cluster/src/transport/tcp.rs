@@ -1,25 +1,37 @@
-//! Requests over TCP, in frames of tokio-util's `LengthDelimitedCodec`.
+//! Requests over TCP, in frames of 4 bytes of length and so many bytes.
 //!
 //! ```text
 //!   frame     length 4, kind 1, the rest
-//!   client    Hello(version 2, cluster)   Request(id 8, payload)                    Ping
-//!   server    Welcome | Refused(why)      Answer(id 8, payload) | Failed(id 8, why) Pong   Goodbye(last id 8)
+//!   client    Hello(version 4, cluster), To(incarnation 16, node)   Request(id 8, payload)                    Ping
+//!   server    Welcome(who) | Other(who) | Refused(why)              Answer(id 8, payload) | Failed(id 8, why) Pong
+//!             Goodbye(last id 8)
+//!   who       length 1, cluster, length 1, node, incarnation 16 if it is registered
 //! ```
 //!
-//! A connection carries the requests of one side and the answers to them; two processes that ask each
-//! other have two. It is made when the first request needs it and kept; after it broke, requests fail at
-//! once ("not sent") until a pause of 20 ms, doubling to 1 s, is over. Many requests are on their way on
-//! one connection, up to [`TcpLimits::in_flight_max`]: beyond it, callers wait, and the server does not read
-//! on.
+//! A connection carries the requests of one side to one run of a node, and the answers to them; two processes
+//! that ask each other have two. It is made when the first request needs it and kept for as long as that run is
+//! registered; after it broke, requests fail at once ("not sent") until a pause of 20 ms, doubling to 1 s, is over.
+//! Many requests are on their way on one connection, up to [`TcpLimits::in_flight_max`]: beyond it, callers wait,
+//! and the server does not read on.
 //!
-//! Nothing is sent before the server has welcomed the client, so that a process of another cluster, or of
-//! another protocol, is told why and nothing else. A server that closes answers what it has read and says up
-//! to where that was: what came after was certainly not taken. A side that hears nothing at all for
-//! [`TcpLimits::silence`], not even answers to its pings, gives the connection up.
+//! Nothing is sent before the server has welcomed the client, so that a process of another cluster or of another
+//! protocol, another node, and another run of the node are told who answers, and nothing else. Both sides compare
+//! who is asked for with who answers, and log what differs, once for each peer. `Hello` and `Refused` have one
+//! form in all versions.
+//!
+//! A server that closes, or whose run is over, answers what it has read and says up
+//! to where that was: what came after was certainly not taken. A side that hears no byte for
+//! [`TcpLimits::silence`], or gets none away that it has to send, gives the connection up. So a client pings, and
+//! a server says that it lives, also while requests wait and it does not read on.
+//!
+//! Before the greeting is over, either side takes frames of 512 bytes at the most, and for no longer than
+//! [`TcpLimits::connect_timeout`]. Later a frame takes as much memory as has come of it.
 
+mod codec;
 mod frame;
 mod peer;
 mod server;
+mod silence;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,17 +43,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_core::{Address, ClusterName, Error, ErrorKind, Result};
 use tokio::net::TcpListener;
-use tokio_util::codec::LengthDelimitedCodec;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::peer::Peer;
-use super::{Incoming, Transport};
+use self::server::Refusals;
+use super::{Incoming, Recipient, Transport};
 
 /// The protocol's version; two processes that differ refuse each other.
-const VERSION: u16 = 2;
+const VERSION: u16 = 4;
 /// How long [`Transport::close`] waits for what is on its way.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long what was given up then has to notice that.
+const CUT_WAIT: Duration = Duration::from_secs(1);
 
 /// What a [`TcpTransport`] allows.
 #[non_exhaustive]
@@ -53,9 +67,12 @@ pub struct TcpLimits {
     pub in_flight_max: usize,
     /// The most connections that others have open to this process; 4,096.
     pub connections_max: usize,
+    /// The most connections that others have open to this process from one IP address; 256.
+    pub connections_per_address_max: usize,
     /// How long it may take to connect and be welcomed; 3 s.
     pub connect_timeout: Duration,
-    /// After how long without a sign of life a connection is given up; 5 s.
+    /// After how long without a byte from the other side, or to it while some wait, a connection is given up;
+    /// 5 s.
     pub silence: Duration,
 }
 
@@ -65,6 +82,7 @@ impl Default for TcpLimits {
             frame_max: 4 * 1024 * 1024,
             in_flight_max: 1_024,
             connections_max: 4_096,
+            connections_per_address_max: 256,
             connect_timeout: Duration::from_secs(3),
             silence: Duration::from_secs(5),
         }
@@ -76,28 +94,127 @@ impl TcpLimits {
     fn payload_max(&self) -> usize {
         self.frame_max.saturating_sub(frame::HEADER)
     }
+}
 
-    fn codec(&self) -> LengthDelimitedCodec {
-        LengthDelimitedCodec::builder().max_frame_length(self.frame_max).new_codec()
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    //! What the fuzz targets read.
+
+    use std::net::Ipv4Addr;
+
+    use bytes::BytesMut;
+    use coord_core::{Incarnation, NodeId};
+    use futures::future::try_join_all;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_util::codec::{Decoder as _, Encoder as _};
+
+    use super::codec::Codec;
+    use super::frame::Frame;
+    use super::*;
+
+    /// Reads what comes on a connection to its end, and checks that what is read reads back the same.
+    pub(crate) fn read_frames(bytes: &[u8]) -> Result<()> {
+        let bad =
+            |source| Error::corrupt("read frame", "it is cut or too long").with_source(source);
+        let mut bytes = BytesMut::from(bytes);
+        let mut codec = Codec::new(TcpLimits::default().frame_max);
+        while let Some(frame) = codec.decode_eof(&mut bytes).map_err(bad)? {
+            let frame = Frame::read(frame)?;
+            let mut again = BytesMut::new();
+            codec.encode(frame.clone(), &mut again).map_err(bad)?;
+            let again = codec.decode_eof(&mut again).map_err(bad)?.unwrap_or_default();
+            assert_eq!(Frame::read(again)?, frame);
+        }
+        Ok(())
+    }
+
+    #[derive(Debug)]
+    struct Nobody(NodeId);
+
+    #[async_trait]
+    impl Incoming for Nobody {
+        fn node(&self) -> &NodeId {
+            &self.0
+        }
+
+        fn incarnation(&self) -> Option<Incarnation> {
+            Some(Incarnation::from_u128(5))
+        }
+
+        async fn ended(&self, _run: Incarnation) {
+            std::future::pending::<()>().await;
+        }
+
+        async fn answer(&self, request: Bytes) -> Bytes {
+            request
+        }
+    }
+
+    /// Serves so many clients that greet as they should, announce the longest frame and send 4 KiB of it; returns
+    /// once all of that has come.
+    pub(crate) async fn announced(connections: usize) -> Result<()> {
+        const PIPE: usize = 1024;
+        let shared = Shared::new(ClusterName::new("orders")?, TcpLimits::default());
+        let (shared, node) = (Arc::new(shared), NodeId::new("n1")?);
+        let mut greeting = BytesMut::new();
+        let hello = Frame::Hello(VERSION, shared.cluster.clone());
+        for frame in [hello, Frame::To(Incarnation::from_u128(5), node.clone())] {
+            Codec::new(0).encode(frame, &mut greeting).map_err(broken)?;
+        }
+        let length = u32::try_from(shared.limits.frame_max).unwrap_or(u32::MAX).to_be_bytes();
+        let incoming: Arc<dyn Incoming> = Arc::new(Nobody(node));
+        let clients = (0..connections).map(|_| {
+            let (mut client, server) = tokio::io::duplex(PIPE);
+            let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+            let incoming = Arc::clone(&incoming);
+            let (read, write) = tokio::io::split(server);
+            shared.tasks.spawn(server::connection(
+                Arc::clone(&shared),
+                read,
+                write,
+                from,
+                incoming,
+            ));
+            let (greeting, length) = (greeting.clone(), &length);
+            async move {
+                client.write_all(&greeting).await?;
+                let mut head = [0; 5];
+                client.read_exact(&mut head).await?;
+                client.write_all(length).await?;
+                // What does not fit into the pipe was read.
+                client.write_all(&[7; 5 * PIPE]).await?;
+                Ok(client)
+            }
+        });
+        let open = try_join_all(clients).await.map_err(broken)?;
+        assert_eq!(shared.tasks.len(), connections, "all of them are served");
+        drop(open);
+        Ok(())
+    }
+
+    fn broken(error: std::io::Error) -> Error {
+        Error::unavailable("serve", "a client is not served").with_source(error)
     }
 }
 
 /// A [`Transport`] over TCP.
 ///
-/// Connections are neither encrypted nor authenticated beyond the cluster's name: it is for a private
-/// network.
+/// Connections are neither encrypted nor authenticated: it is for a private network. What both sides say of
+/// themselves guards against mistakes, and against nobody who lies.
 #[derive(Debug)]
 pub struct TcpTransport {
     shared: Arc<Shared>,
     address: SocketAddr,
     listener: Mutex<Option<TcpListener>>,
-    peers: Mutex<HashMap<Address, Peer>>,
+    peers: Mutex<HashMap<Recipient, Peer>>,
 }
 
 /// What the tasks of one transport share.
 struct Shared {
     cluster: ClusterName,
     limits: TcpLimits,
+    /// Which clients were refused.
+    refusals: Refusals,
     /// Nothing more is taken.
     closing: CancellationToken,
     /// What is still on its way is given up.
@@ -129,26 +246,20 @@ impl TcpTransport {
         cluster: ClusterName,
         limits: TcpLimits,
     ) -> Result<Self> {
-        let counts = [limits.frame_max, limits.in_flight_max, limits.connections_max];
+        let connections = [limits.connections_max, limits.connections_per_address_max];
+        let counts = [limits.frame_max, limits.in_flight_max, connections[0], connections[1]];
         if counts.contains(&0) || limits.connect_timeout.is_zero() || limits.silence.is_zero() {
             return Err(Error::invalid("bind", format!("a limit is 0: {limits:?}")));
         }
         let failed = |error| {
-            let error = Error::new(ErrorKind::Unavailable, "bind").with_source(error);
+            let error = Error::new(ErrorKind::Unavailable, "bind").effect_none().with_source(error);
             error.message("can't listen there").resource(address)
         };
         let listener =
             TcpListener::bind(address).await.map_err(|error: std::io::Error| failed(error))?;
         let address = listener.local_addr().map_err(failed)?;
-        let shared = Shared {
-            cluster,
-            limits,
-            closing: CancellationToken::new(),
-            cut: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-        };
         Ok(Self {
-            shared: Arc::new(shared),
+            shared: Arc::new(Shared::new(cluster, limits)),
             address,
             listener: Mutex::new(Some(listener)),
             peers: Mutex::default(),
@@ -165,12 +276,17 @@ impl TcpTransport {
     /// this machine that is theirs too, and not at "all" (`0.0.0.0`).
     ///
     /// # Errors
-    /// None that can happen: the port is known.
+    /// `Invalid` where it listens at "all" addresses: to others that one means themselves.
     pub fn address(&self) -> Result<Address> {
+        if self.address.ip().to_canonical().is_unspecified() {
+            let why =
+                "it listens at all addresses of this machine; name one that others reach it at";
+            return Err(Error::invalid("address", why).resource(self.address));
+        }
         Address::new(self.address.to_string())
     }
 
-    fn peer(&self, to: &Address) -> Peer {
+    fn peer(&self, to: &Recipient) -> Peer {
         let mut peers = lock(&self.peers);
         if let Some(peer) = peers.get(to).filter(|peer| !peer.has_ended()) {
             return peer.clone();
@@ -190,11 +306,11 @@ impl Transport for TcpTransport {
         }
     }
 
-    async fn call(&self, to: &Address, request: Bytes) -> Result<Bytes> {
+    async fn call(&self, to: &Recipient, request: Bytes) -> Result<Bytes> {
         let (bytes, max) = (request.len(), self.shared.limits.payload_max());
         if bytes > max {
             let why = format!("the request has {bytes} bytes; at most {max}");
-            return Err(Error::invalid("call", why).resource(to));
+            return Err(Error::invalid("call", why).resource(&to.address));
         }
         if self.shared.closing.is_cancelled() {
             return Err(Error::new(ErrorKind::Closed, "call").message("the transport is closed"));
@@ -208,7 +324,8 @@ impl Transport for TcpTransport {
         self.shared.tasks.close();
         if tokio::time::timeout(CLOSE_WAIT_MAX, self.shared.tasks.wait()).await.is_err() {
             self.shared.cut.cancel();
-            self.shared.tasks.wait().await;
+            // What does not give way to the runtime is left to itself.
+            let _late = tokio::time::timeout(CUT_WAIT, self.shared.tasks.wait()).await;
         }
     }
 }
@@ -217,6 +334,19 @@ impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.shared.closing.cancel();
         self.shared.cut.cancel();
+    }
+}
+
+impl Shared {
+    fn new(cluster: ClusterName, limits: TcpLimits) -> Self {
+        Self {
+            cluster,
+            limits,
+            refusals: Refusals::default(),
+            closing: CancellationToken::new(),
+            cut: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        }
     }
 }
 

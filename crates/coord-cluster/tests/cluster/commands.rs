@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coord_cluster::invariants::Invariant;
-use coord_cluster::{Cluster, Command, EventKind, Joining, Refusal, Reply, Settings};
+use coord_cluster::{Cluster, Command, CommandError, EventKind, Reply, Settings};
 use coord_core::{NodeStatus, ShardId, TableName};
 
-use crate::common::{four, id, kinds, leader, map, moves, node, shares, store, table, until};
+use crate::common::{
+    four, id, kinds, leader, map, moves, node, node_with, shares, store, table, until,
+};
 
 const SHARD: ShardId = ShardId::new(7);
 
-async fn refusal(node: &Cluster, command: Command) -> Refusal {
+async fn refusal(node: &Cluster, command: Command) -> CommandError {
     match node.request(command.clone()).await.expect("asked") {
         Reply::Refused(refusal) => refusal,
         other => panic!("{command:?} is not refused: {other:?}"),
@@ -37,7 +39,7 @@ async fn a_follower_names_the_leader_and_a_request_reaches_it() {
     let follower = &nodes[(leads + 1) % 4];
     let refused = follower.command(Command::Pause).await.expect("asked");
     let leader = Some(nodes[leads].node().clone());
-    assert_eq!(refused, Reply::Refused(Refusal::NotLeader { leader }));
+    assert_eq!(refused, Reply::Refused(CommandError::NotLeader { leader }));
     done(follower, Command::Pause).await;
     until(follower, |status| status.paused).await;
     assert!(nodes[leads].command(Command::Resume).await.expect("asked").is_done());
@@ -45,20 +47,32 @@ async fn a_follower_names_the_leader_and_a_request_reaches_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_whose_record_is_deleted_is_carried_out_by_nobody() {
+    let store = store();
+    let mut settings = Settings::fast();
+    settings.candidate = false;
+    let one = node_with(&store, "n1", settings).await;
+    // Nobody leads, so it waits.
+    let asked = one.request_within(Command::Pause, Duration::from_secs(60));
+    let deleted = async {
+        while !store.delete_requests() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let two = node(&store, "n2").await;
+        until(&two, |status| shares(status) == [512, 512]).await;
+        two
+    };
+    let (reply, two) = tokio::join!(asked, deleted);
+    assert_eq!(reply.expect("asked"), Reply::Unanswered);
+    assert!(!two.status().paused);
+}
+
+#[tokio::test(start_paused = true)]
 async fn every_refusal_says_why() {
     let store = store();
     let nodes = four(&store).await;
     let one = &nodes[0];
-    let join = |id: &str, address: &str| Command::JoinCluster { node: Joining::new(id, address) };
-    let refused = refusal(one, join("n2", "localhost:1")).await;
-    assert!(matches!(refused, Refusal::DuplicateNode { node, .. } if node == id("n2")));
-    assert!(matches!(refusal(one, join("N 5", "localhost:1")).await, Refusal::InvalidNode { .. }));
-    let none = Joining::new("n5", "localhost:1").with_capacity(0.0);
-    let refused = refusal(one, Command::JoinCluster { node: none }).await;
-    assert!(matches!(refused, Refusal::InvalidNode { why } if why.contains("capacity 0")));
-    done(one, join("n5", "localhost:1")).await;
-
-    let unknown = Refusal::NodeNotFound { node: id("n9") };
+    let unknown = CommandError::NodeNotFound { node: id("n9") };
     let why = "test".to_owned();
     for command in [
         Command::MarkNodeFailed { node: id("n9"), why },
@@ -72,24 +86,24 @@ async fn every_refusal_says_why() {
     }
     let refused = refusal(one, Command::Undrain { node: id("n1") }).await;
     let status = NodeStatus::Active;
-    assert_eq!(refused, Refusal::InvalidTransition { node: id("n1"), status });
+    assert_eq!(refused, CommandError::InvalidTransition { node: id("n1"), status });
     let other = TableName::new("other").expect("name");
     assert_eq!(
         refusal(one, assign(other.clone(), SHARD, "n1")).await,
-        Refusal::TableNotFound { table: other }
+        CommandError::TableNotFound { table: other }
     );
     let shard = ShardId::new(1024);
     let refused = refusal(one, assign(table(), shard, "n1")).await;
-    assert_eq!(refused, Refusal::ShardNotFound { shard, shards: 1024 });
+    assert_eq!(refused, CommandError::ShardNotFound { shard, shards: 1024 });
     let owner = map(one).owner(SHARD).expect("owned").id.clone();
     let another = if owner == id("n1") { "n2" } else { "n1" };
     assert_eq!(
         refusal(one, assign(table(), SHARD, another)).await,
-        Refusal::TooManyReplicas { shard: SHARD, replicas: 1 }
+        CommandError::TooManyReplicas { shard: SHARD, replicas: 1 }
     );
     let owners = BTreeMap::from([(SHARD, Vec::new())]);
     match refusal(one, Command::AssignShards { table: table(), owners }).await {
-        Refusal::InvariantViolation(violation) => {
+        CommandError::InvariantViolation(violation) => {
             assert_eq!((violation.invariant, violation.shard), (Invariant::I2, Some(SHARD)));
         }
         other => panic!("{other:?}"),
@@ -110,7 +124,7 @@ async fn a_draining_node_is_evacuated_and_takes_nothing_until_undrained() {
     );
     assert_eq!(
         refusal(&nodes[0], assign(table(), SHARD, "n2")).await,
-        Refusal::NodeDraining { node: id("n2") }
+        CommandError::NodeDraining { node: id("n2") }
     );
     done(&nodes[0], Command::Undrain { node: id("n2") }).await;
     until(&nodes[3], |status| shares(status) == [256; 4]).await;
@@ -161,7 +175,7 @@ async fn a_node_declared_failed_keeps_its_shards_until_its_ttl_has_passed() {
     assert!(start.elapsed() >= ttl && start.elapsed() <= ttl + Duration::from_secs(1));
     assert!(moves(&before, &map(watching)).keys().all(|(from, _)| *from == name));
     let refused = refusal(watching, assign(table(), SHARD, name.as_str())).await;
-    assert!(matches!(refused, Refusal::UnhealthyNode { status: NodeStatus::Failed, .. }));
+    assert!(matches!(refused, CommandError::UnhealthyNode { status: NodeStatus::Failed, .. }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,7 +221,7 @@ async fn nobody_answers_without_a_leader() {
     until(&one, |status| shares(status) == [1024]).await;
     let mut settings = Settings::fast();
     settings.candidate = false;
-    let two = crate::common::node_with(&store, "n2", settings).await;
+    let two = node_with(&store, "n2", settings).await;
     until(&two, |status| shares(status) == [512, 512]).await;
     one.abandon();
     let limit = Duration::from_secs(5);

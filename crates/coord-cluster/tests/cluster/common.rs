@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Event, EventKind, Events, Heard, Settings, Status};
+use coord_cluster::{Cluster, Event, EventKind, EventOrLag, Events, Settings, Status, Table};
 use coord_core::{
-    Address, ClusterName, MemoryBackend, NodeId, NodeInfo, NodeStatus, ShardMap, TableHeader,
-    TableName, TokioClock,
+    Address, ClusterName, MemoryBackend, NodeId, NodeInfo, NodeStatus, ShardMap, TableName,
+    TokioClock,
 };
 use futures::FutureExt;
 use tokio::task::unconstrained;
@@ -39,7 +39,7 @@ pub(crate) async fn node(store: &MemoryBackend, name: &str) -> Cluster {
 pub(crate) async fn node_with(store: &MemoryBackend, name: &str, settings: Settings) -> Cluster {
     Cluster::builder(&store.reopen(), info(name))
         .settings(settings)
-        .table(table(), TableHeader::default())
+        .table(Table::new(table()))
         .clock(Arc::new(TokioClock::new()))
         .start()
         .await
@@ -107,7 +107,7 @@ pub(crate) fn heard(events: &mut Events) -> Vec<Arc<Event>> {
     // A task that has heard very many is told to wait, whatever else is there.
     while let Some(Some(heard)) = unconstrained(events.next()).now_or_never() {
         match heard {
-            Heard::Event(event) => all.push(event),
+            EventOrLag::Event(event) => all.push(event),
             other => panic!("a listener that keeps up misses nothing: {other:?}"),
         }
     }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_cluster::detector::Probe;
-use coord_cluster::downing::{DowningSettings, Posture, Strategy, Why};
-use coord_cluster::{Cluster, EventKind, Events, Host, HostError, Settings, ShardFence};
+use coord_cluster::downing::{DownReason, DowningSettings, Posture, Strategy};
+use coord_cluster::{Cluster, EventKind, Events, Host, HostError, Settings, ShardFence, Table};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
     Backend, Effect, Error, Label, LeaseName, MemoryBackend, NodeEntry, NodeId, NodeStatus,
-    ShardCount, ShardId, TableHeader, TokioClock,
+    ShardCount, ShardId, TokioClock,
 };
 use tokio::time::{Instant, sleep};
 
@@ -128,8 +128,11 @@ impl World {
         let info = info(name).with_roles(roles).expect("few");
         let mut builder = Cluster::builder(&faulty, info)
             .settings(self.settings.clone())
-            .table(table(), TableHeader::new(ShardCount::new(SHARDS).expect("count")))
-            .host(table(), Arc::new(Noting(Arc::clone(&self.hosting), id(name))))
+            .table(
+                Table::new(table())
+                    .shards(ShardCount::new(SHARDS).expect("count"))
+                    .host(Arc::new(Noting(Arc::clone(&self.hosting), id(name)))),
+            )
             .clock(Arc::new(TokioClock::new()));
         if self.probed {
             builder = builder.probe(Arc::new(Line(self.net.clone(), id(name))));
@@ -167,7 +170,7 @@ impl World {
     }
 
     /// Why a node went down, once its runtime has ended.
-    async fn ended(&self, name: &str) -> Why {
+    async fn ended(&self, name: &str) -> DownReason {
         let node = &self.nodes[name].cluster;
         let ended = tokio::time::timeout(LIMIT, node.wait_for(|_| false)).await.expect("ends");
         ended.expect_err("the runtime has ended");
@@ -254,11 +257,11 @@ async fn peers_away_and_the_store_reachable_is_split_and_the_majority_goes_on() 
         let (name, lost) = (
             strategy.as_str(),
             match strategy {
-                Strategy::KeepMajority => Why::OtherSide,
-                _ => Why::LeaseHeld,
+                Strategy::KeepMajority => DownReason::OtherSide,
+                _ => DownReason::LeaseHeld,
             },
         );
-        let by_lease = lost == Why::LeaseHeld;
+        let by_lease = lost == DownReason::LeaseHeld;
         let mut world = World::of(strategy, &FIVE).await;
         assert!(world.nodes["n1"].cluster.is_leader());
         let start = Instant::now();
@@ -268,7 +271,7 @@ async fn peers_away_and_the_store_reachable_is_split_and_the_majority_goes_on() 
         for loser in losers {
             // Whoever hears the verdict first need not find out alone.
             let why = world.ended(loser).await;
-            assert!(why == lost || why == Why::DeclaredFailed, "{loser}: {why}");
+            assert!(why == lost || why == DownReason::DeclaredFailed, "{loser}: {why}");
             assert!(!world.nodes[loser].cluster.is_leader());
             assert_eq!(world.told(loser), [EventKind::WentDown { why }]);
         }
@@ -308,7 +311,7 @@ async fn neither_peers_nor_store_is_isolated_and_the_majority_holds_on_until_the
     world.cut(&FIVE);
     sleep(2 * DECIDED).await;
     for loser in losers {
-        assert_eq!(world.ended(loser).await, Why::OtherSide);
+        assert_eq!(world.ended(loser).await, DownReason::OtherSide);
     }
     for winner in winners {
         assert_eq!(world.posture(winner), Posture::Isolated);
@@ -378,7 +381,10 @@ async fn a_store_that_comes_back_to_one_after_the_other_keeps_one_whole_side() {
             }
             for loser in side {
                 let why = world.ended(loser).await;
-                assert!(matches!(why, Why::LeaseHeld | Why::DeclaredFailed), "{loser}: {why}");
+                assert!(
+                    matches!(why, DownReason::LeaseHeld | DownReason::DeclaredFailed),
+                    "{loser}: {why}"
+                );
             }
         }
         world.check_alone();
@@ -436,7 +442,7 @@ async fn a_side_without_the_store_reads_the_verdict_when_it_is_back() {
     world.heal(&losers);
     let start = Instant::now();
     for loser in losers {
-        assert_eq!(world.ended(loser).await, Why::DeclaredFailed);
+        assert_eq!(world.ended(loser).await, DownReason::DeclaredFailed);
     }
     assert!(start.elapsed() < DECIDED);
     world.settles(&winners).await;
@@ -456,7 +462,7 @@ async fn a_side_whose_registrations_ran_out_does_not_join_again_after_a_verdict(
     kinds(&mut world.nodes.get_mut("n3").expect("a node").events);
     world.heal(&losers);
     for loser in losers {
-        assert_eq!(world.ended(loser).await, Why::DeclaredFailed);
+        assert_eq!(world.ended(loser).await, DownReason::DeclaredFailed);
     }
     sleep(Duration::from_secs(300)).await;
     let joined = |kind: &EventKind| matches!(kind, EventKind::NodeJoined { .. });
@@ -495,7 +501,10 @@ async fn each_strategy_keeps_the_side_that_it_names() {
         world.net.split(&[losers, winners]);
         for loser in losers {
             let why = world.ended(loser).await;
-            assert!(matches!(why, Why::OtherSide | Why::DeclaredFailed), "{loser}: {why}");
+            assert!(
+                matches!(why, DownReason::OtherSide | DownReason::DeclaredFailed),
+                "{loser}: {why}"
+            );
         }
         world.settles(winners).await;
         world.check_alone();
@@ -507,7 +516,7 @@ async fn where_no_side_has_the_quorum_all_go_down() {
     let world = World::of(Strategy::StaticQuorum { quorum: 3 }, &FIVE).await;
     world.net.split(&[&["n1", "n2"], &["n3", "n4"], &["n5"]]);
     for name in FIVE {
-        assert_eq!(world.ended(name).await, Why::OtherSide);
+        assert_eq!(world.ended(name).await, DownReason::OtherSide);
     }
 }
 
@@ -537,7 +546,10 @@ async fn the_detector_that_the_settings_name_judges() {
         world.net.split(&[&["n1", "n2"], &["n3", "n4", "n5"]]);
         for loser in ["n1", "n2"] {
             let why = world.ended(loser).await;
-            assert!(matches!(why, Why::OtherSide | Why::DeclaredFailed), "{loser}: {why}");
+            assert!(
+                matches!(why, DownReason::OtherSide | DownReason::DeclaredFailed),
+                "{loser}: {why}"
+            );
         }
         world.settles(&["n3", "n4", "n5"]).await;
     }
@@ -609,7 +621,7 @@ async fn down_all_leaves_nobody() {
     world.net.split(&[&["n1"], &["n2", "n3", "n4", "n5"]]);
     for name in FIVE {
         let why = world.ended(name).await;
-        assert_eq!(why, Why::OtherSide, "{name}");
+        assert_eq!(why, DownReason::OtherSide, "{name}");
     }
 }
 
@@ -626,7 +638,7 @@ async fn a_quorum_that_two_sides_could_have_is_warned_of_once_and_all_go_down() 
     }
     world.net.split(&[&["n1", "n2"], &["n3", "n4"]]);
     for name in four {
-        assert_eq!(world.ended(name).await, Why::OtherSide);
+        assert_eq!(world.ended(name).await, DownReason::OtherSide);
     }
 }
 
@@ -638,7 +650,7 @@ async fn the_oldest_member_is_the_one_that_became_active_first() {
     world.net.split(&[&["n1", "n3"], &["n2", "n5"]]);
     for loser in ["n1", "n3"] {
         let why = world.ended(loser).await;
-        assert!(matches!(why, Why::OtherSide | Why::DeclaredFailed), "{why}");
+        assert!(matches!(why, DownReason::OtherSide | DownReason::DeclaredFailed), "{why}");
     }
     world.settles(&["n2", "n5"]).await;
     world.check_alone();

@@ -1,13 +1,14 @@
 //! Nodes come, fail, come back and leave.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Balance, Cluster, ClusterState, EventKind, Settings};
-use coord_core::NodeStatus;
+use coord_cluster::{Balance, Cluster, ClusterState, EventKind, Settings, Table};
+use coord_core::{NodeStatus, ShardCount, TokioClock};
 use tokio::time::Instant;
 
 use crate::common::{
-    four, heard, id, kinds, leader, map, moves, node, shares, store, table, until,
+    four, heard, id, info, kinds, leader, map, moves, node, shares, store, table, until,
 };
 
 #[tokio::test(start_paused = true)]
@@ -104,7 +105,7 @@ async fn too_many_that_vanish_at_once_are_not_all_given_up() {
     let degraded = ClusterState::MultiNode(Balance::Degraded);
     until(watching, |status| status.state == degraded && status.count(NodeStatus::Failed) == 3)
         .await;
-    tokio::time::sleep(Duration::from_secs(300)).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
     let kinds = kinds(&mut events);
     let suspended = kinds.iter().filter_map(|kind| match kind {
         EventKind::NodeSuspended { node, .. } => Some(node),
@@ -116,7 +117,52 @@ async fn too_many_that_vanish_at_once_are_not_all_given_up() {
     let member = status.member(suspended[0]).expect("listed");
     assert_eq!((status.state, member.status), (degraded, NodeStatus::Active));
     assert!(member.shards >= 170, "its shards stay with it");
+    assert_eq!(status.suspended, [suspended[0].clone()]);
     // Its return releases them.
     let back = node(&store, suspended[0].as_str()).await;
     until(&back, |status| shares(status) == [341, 341, 342]).await;
+    assert!(back.status().suspended.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_suspended_ones_never_return_new_nodes_get_their_shards() {
+    let store = store();
+    let mut nodes = Vec::new();
+    for name in ["n1", "n2", "n3", "n4", "n5", "n6"] {
+        nodes.push(node(&store, name).await);
+    }
+    until(&nodes[0], |status| shares(status) == [170, 170, 171, 171, 171, 171]).await;
+    for lost in &nodes {
+        lost.abandon();
+    }
+    let new = node(&store, "m1").await;
+    until(&new, |status| !status.suspended.is_empty()).await;
+    let since = Instant::now();
+    until(&new, |status| shares(status) == [1024]).await;
+    assert!(since.elapsed() < Duration::from_secs(40), "{:?}", since.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_of_which_the_code_says_nothing_is_as_the_settings_say() {
+    let store = store();
+    let text = "shards = 32\nreplicas = 2\nstrategy = 'consistent-hash'\nvirtual_nodes = 40";
+    let settings = Settings::fast().with_toml(text).expect("reads");
+    let builder = |name| {
+        Cluster::builder(&store.reopen(), info(name))
+            .settings(settings.clone())
+            .clock(Arc::new(TokioClock::new()))
+    };
+    let start = async |name| builder(name).table(Table::new(table())).start().await;
+    let (one, two) = (start("n1").await.expect("starts"), start("n2").await.expect("starts"));
+    for node in [&one, &two] {
+        until(node, |status| shares(status) == [32, 32]).await;
+    }
+    assert_eq!(*map(&one).header(), settings.header());
+    let shards = ShardCount::new(1024).expect("count");
+    let error = builder("n3").table(Table::new(table()).shards(shards)).start().await;
+    let error = error.expect_err("another header").to_string();
+    assert!(
+        error.contains("shards=32 replicas=2") && error.contains("shards=1024 replicas=2"),
+        "{error}"
+    );
 }

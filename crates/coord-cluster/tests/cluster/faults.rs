@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Command, EventKind, Handoff, Settings, Stores};
+use coord_cluster::{Cluster, Command, EventKind, Handoff, Settings, Stores, Table};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Backend, Effect, ErrorKind, Evict, MemoryBackend, NodeStatus, Publish, Replace, ShardCount,
-    ShardId, TableHeader, TokioClock,
+    Backend, Effect, ErrorKind, Evict, MemoryBackend, NodeStatus, ProcessMark, Publish, Register,
+    Replace, ShardCount, ShardId, ShardMap, TokioClock, Ttl,
 };
 use tokio::time::Instant;
 
@@ -24,8 +24,7 @@ async fn three_with(store: &MemoryBackend, handoff: Handoff) -> Vec<(Cluster, Fa
         let faulty = Faulty::new(Arc::new(store.reopen()));
         let node = Cluster::builder(&faulty, info(name))
             .settings(Settings::fast())
-            .table(table(), TableHeader::default())
-            .handoff(table(), handoff)
+            .table(Table::new(table()).handoff(handoff))
             .clock(Arc::new(TokioClock::new()))
             .start()
             .await
@@ -108,7 +107,7 @@ async fn a_leader_that_can_not_see_the_nodes_declares_none_failed() {
     let first =
         Cluster::builder(Stores::new(&store.reopen()).with_discovery(&discovery), info("n1"))
             .settings(Settings::fast())
-            .table(table(), TableHeader::default())
+            .table(Table::new(table()))
             .clock(Arc::new(TokioClock::new()))
             .start()
             .await
@@ -314,7 +313,7 @@ async fn an_id_is_taken_by_one_process_at_a_time() {
     let builder = || {
         Cluster::builder(&store.reopen(), info("n1"))
             .settings(Settings::fast())
-            .table(table(), TableHeader::default())
+            .table(Table::new(table()))
             .clock(Arc::new(TokioClock::new()))
     };
     let error = builder().start().await.expect_err("a duplicate");
@@ -334,15 +333,68 @@ async fn an_id_is_taken_by_one_process_at_a_time() {
     assert!(kinds(&mut events).iter().any(lost));
 }
 
+/// The mark of a process that was killed.
+fn killed() -> ProcessMark {
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("it starts");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("boot id");
+    let namespace = |kind| {
+        let link = std::fs::read_link(format!("/proc/self/ns/{kind}")).expect("namespace");
+        link.to_str().expect("text").to_owned()
+    };
+    let namespaces = format!("{} {}", namespace("pid"), namespace("time"));
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("stat");
+    let started = stat.split(' ').nth(21).and_then(|field| field.parse().ok()).expect("a start");
+    child.kill().expect("it is there");
+    child.wait().expect("it ended");
+    ProcessMark::new(boot.trim(), namespaces, child.id(), started)
+}
+
+/// How long after the start of its successor the shards of a process without a farewell start there.
+async fn taken_over_after(mark: Option<ProcessMark>) -> Duration {
+    let store = store();
+    let mut before = info("n2");
+    before.process = mark;
+    let ttl = Ttl::new(Settings::fast().node_ttl).expect("a TTL");
+    let registered = store.discovery().register(&before, ttl, Replace::No).await;
+    assert!(matches!(registered, Ok(Register::Registered(_))));
+    let first = node(&store, "n1").await;
+    until(&first, |status| shares(status) == [512; 2]).await;
+    let since = Instant::now();
+    let successor = node(&store, "n2").await;
+    let run = successor.status().registered;
+    let hosts = |map: &ShardMap| {
+        let mut nodes = map.nodes().iter().zip(map.counts());
+        nodes.any(|(node, count)| count == 512 && node.as_ref().map(|node| node.incarnation) == run)
+    };
+    until(&first, |status| {
+        shares(status) == [512; 2] && status.table(&table()).is_some_and(|t| hosts(&t.map))
+    })
+    .await;
+    since.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_under_the_same_name_waits_for_a_ttl_only_if_the_process_before_may_live() {
+    let second = Duration::from_secs(1);
+    let proved = taken_over_after(Some(killed())).await;
+    assert!(proved < 2 * second, "{proved:?}");
+    let elsewhere = ProcessMark::new("another machine", "pid:[1]", 7, 7);
+    for unknown in [Some(elsewhere), None] {
+        let waited = taken_over_after(unknown).await;
+        let ttl = Settings::fast().node_ttl;
+        assert!(waited >= ttl && waited < ttl + 2 * second, "{waited:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_node_configured_otherwise_is_refused_at_start() {
     let store = store();
     let one = node(&store, "n1").await;
     until(&one, |status| shares(status) == [1024]).await;
-    let header = TableHeader::new(ShardCount::new(64).expect("count"));
+    let shards = ShardCount::new(64).expect("count");
     let error = Cluster::builder(&store.reopen(), info("n2"))
         .settings(Settings::fast())
-        .table(table(), header)
+        .table(Table::new(table()).shards(shards))
         .start()
         .await
         .expect_err("another header");

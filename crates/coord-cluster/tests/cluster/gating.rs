@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Command, EventKind, Gating, Refusal, Reply, Settings, Stores};
+use coord_cluster::{
+    Cluster, Command, CommandError, EventKind, Gating, Reply, Settings, Stores, Table,
+};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::session::LeaseGuard;
 use coord_core::{
-    Backend, Effect, ErrorKind, Incarnation, LeaseName, Leases, MemoryBackend, ShardId,
-    TableHeader, TokioClock,
+    Backend, Effect, ErrorKind, Incarnation, LeaseName, Leases, MemoryBackend, ShardId, TokioClock,
 };
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
@@ -33,8 +34,8 @@ async fn gated(
 async fn start(store: &dyn Backend, gates: &Faulty, node: &str, settings: Settings) -> Cluster {
     Cluster::builder(Stores::new(store), info(node))
         .settings(settings)
-        .table(table(), TableHeader::default())
-        .gated_by(gates.lease(), name())
+        .table(Table::new(table()))
+        .require_lease(gates.lease(), name())
         .clock(Arc::new(TokioClock::new()))
         .start()
         .await
@@ -199,7 +200,7 @@ async fn commands_that_place_shards_wait_in_order_and_others_do_not() {
     let resume = tasks.spawn(async move { node.command(Command::Resume).await.expect("runs") });
     sleep(Duration::from_secs(1)).await;
     assert!(one.command(Command::StepDown).await.expect("runs").is_done());
-    assert_eq!(resume.await.expect("runs"), Reply::Refused(Refusal::Lost));
+    assert_eq!(resume.await.expect("runs"), Reply::Refused(CommandError::Lost));
 }
 
 #[tokio::test(start_paused = true)]
@@ -256,7 +257,7 @@ async fn a_store_of_the_gate_that_is_away_for_less_than_half_of_the_ttl_loses_no
 async fn one_of_coords_own_leases_gates_nothing() {
     let store = store();
     let bad = Cluster::builder(&store, info("n1"))
-        .gated_by(store.lease(), LeaseName::leader())
+        .require_lease(store.lease(), LeaseName::leader())
         .start()
         .await
         .expect_err("reserved");

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_cluster::{
-    Cluster, Command, EventKind, Handoff, Host, HostError, Refusal, Reply, Settings, ShardFence,
-    ShardToken, Status,
+    Cluster, Command, CommandError, EventKind, Handoff, Host, HostError, Reply, Settings,
+    ShardFence, ShardToken, Status, Table,
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
-    Effect, ErrorKind, MemoryBackend, NodeStatus, Replace, ShardCount, ShardId, ShardMap,
-    TableHeader, TokioClock,
+    Backend, Effect, ErrorKind, MemoryBackend, NodeStatus, Replace, ShardCount, ShardId, ShardMap,
+    TokioClock,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -161,12 +161,10 @@ impl Scene {
             stops_in: self.stops_in,
             stops: self.stops.subscribe(),
         };
-        let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
+        let shards = ShardCount::new(SHARDS).expect("count");
         let node = Cluster::builder(&faulty, info(name))
             .settings(self.settings.clone())
-            .table(table(), header)
-            .handoff(table(), self.handoff)
-            .host(table(), Arc::new(host))
+            .table(Table::new(table()).shards(shards).handoff(self.handoff).host(Arc::new(host)))
             .clock(Arc::new(TokioClock::new()))
             .replace(replace)
             .start()
@@ -494,7 +492,7 @@ async fn a_node_whose_shards_are_stuck_leaves_by_force_only() {
     until(other, |status| !status.stuck.is_empty()).await;
     let leave = |force| Command::Leave { node: name.clone(), force };
     let refused = other.request(leave(false)).await.expect("asked");
-    let Reply::Refused(Refusal::StuckLeaving { node, shards }) = refused else {
+    let Reply::Refused(CommandError::StuckLeaving { node, shards }) = refused else {
         panic!("it is stuck: {refused:?}")
     };
     // One in ten of 64 shards is in motion at once, and all of those are stuck.
@@ -525,7 +523,7 @@ async fn one_that_is_told_to_leave_by_force_has_the_handoff_timeout_first() {
     let (other, _) = &nodes[leads];
     scene.stops.send_replace(false);
     let asked = Instant::now();
-    let (left, ()) = tokio::join!(leaving.leave_by_force(), async {
+    let (left, ()) = tokio::join!(leaving.leave_now(), async {
         tokio::time::sleep(scene.settings.handoff_timeout - MILLISECOND).await;
         assert_eq!(scene.ledger.now().get(leaving.node().as_str()).map(BTreeSet::len), Some(16));
     });
@@ -538,7 +536,7 @@ async fn one_that_is_told_to_leave_by_force_has_the_handoff_timeout_first() {
     // Where they do move, force changes nothing.
     let (leaving, _) = &nodes[(leads + 2) % 4];
     let mut events = other.events();
-    assert_eq!(leaving.leave_by_force().await.expect("leaves"), 0);
+    assert_eq!(leaving.leave_now().await.expect("leaves"), 0);
     scene.settled(other, 2).await;
     let orphaned = |kind: &EventKind| matches!(kind, EventKind::ShardsOrphaned { .. });
     assert!(!kinds(&mut events).iter().any(orphaned));
@@ -620,4 +618,24 @@ async fn a_table_that_is_deleted_while_it_is_hosted_begins_anew_once_all_have_st
             assert_eq!(stays.iter().filter(|stay| stay.until.is_none()).count(), 1);
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_replaced_another_and_ends_at_once_does_not_speak_for_it() {
+    let scene = Scene::new(Handoff::Exclusive, 50 * MILLISECOND);
+    let (first, _) = scene.start("n1").await;
+    until(&first, |status| is_settled(status, 1)).await;
+    let (replaced, control) = scene.start("n2").await;
+    scene.settled(&first, 2).await;
+    scene.settled(&replaced, 2).await;
+    // It does not hear that it is replaced, and hosts until its own deadline.
+    control.cut(Effect::Unknown);
+    let (other, _) = scene.start_as("n2", "n2+", Replace::Yes).await;
+    other.shutdown().await.expect("ends");
+    // A deregistration says that no incarnation of the node hosts anything.
+    let nodes = scene.store.discovery().nodes().await.expect("answers");
+    assert!(nodes.iter().any(|node| node.info.id == id("n2")), "it is left to its TTL");
+    until(&first, |status| status.members.iter().any(|member| member.shards == SHARDS)).await;
+    scene.hosted(&first).await;
+    scene.ledger.check_alone();
 }

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::{Cluster, EventKind, Host, HostError, HostFault, Settings, ShardFence, Status};
-use coord_core::{MemoryBackend, ShardCount, ShardId, TableHeader, TokioClock};
+use coord_cluster::{
+    Cluster, EventKind, Host, HostError, HostFault, Settings, ShardFence, Status, Table,
+};
+use coord_core::{MemoryBackend, ShardCount, ShardId, TokioClock};
 use tokio::sync::watch;
 
 use crate::common::{id, info, kinds, map, store, table, until};
@@ -48,12 +50,11 @@ impl World {
     }
 
     async fn start(self: &Arc<Self>, store: &MemoryBackend, name: &str) -> Cluster {
-        let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
+        let shards = ShardCount::new(SHARDS).expect("count");
         let host = Moody { node: name.to_owned(), world: Arc::clone(self) };
         Cluster::builder(&store.reopen(), info(name))
             .settings(Settings::fast())
-            .table(table(), header)
-            .host(table(), Arc::new(host))
+            .table(Table::new(table()).shards(shards).host(Arc::new(host)))
             .clock(Arc::new(TokioClock::new()))
             .start()
             .await

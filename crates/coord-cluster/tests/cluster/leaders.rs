@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Command, EventKind, Heard, Misfit, Refusal, Reply, Settings, Stores};
+use coord_cluster::{
+    Cluster, Command, CommandError, EventKind, EventOrLag, Reply, Settings, Stores, Table,
+    TableMismatch,
+};
 use coord_conformance::faults::Faulty;
 use coord_core::{
     AttemptId, Backend, Binding, Claim, ClaimRequest, ClusterName, Era, Fence, LeaseName,
@@ -11,12 +14,12 @@ use coord_core::{
 };
 use tokio_util::task::TaskTracker;
 
-use crate::common::{LIMIT, info, kinds, map, node, shares, store, table, until};
+use crate::common::{LIMIT, four, info, kinds, leader, map, node, shares, store, table, until};
 
 async fn start(stores: impl Into<Stores>, name: &str) -> Cluster {
     Cluster::builder(stores, info(name))
         .settings(Settings::fast())
-        .table(table(), TableHeader::default())
+        .table(Table::new(table()))
         .clock(Arc::new(TokioClock::new()))
         .start()
         .await
@@ -71,6 +74,32 @@ async fn a_leader_whose_store_went_back_gives_way_until_the_era_is_raised() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn once_its_lease_is_deleted_a_term_writes_no_more() {
+    let store = store();
+    let nodes = four(&store).await;
+    let before = nodes[leader(&nodes)].fence().expect("leads");
+    let placement = store.placement();
+    let current = map(&nodes[0]);
+    let late = annexed(&current, &before);
+    let table = table();
+    let write = || placement.publish(&table, &before, current.version(), &late);
+    // It may believe that it leads, up to its next renewal.
+    assert!(store.delete_lease(&LeaseName::leader()));
+    let published = write().await.expect("answered");
+    assert!(matches!(published, Publish::Fenced(_)), "{published:?}");
+    for node in &nodes {
+        let newer = |leader: &coord_cluster::Leader| leader.term > before.term;
+        until(node, |status| status.leader.as_ref().is_some_and(newer)).await;
+    }
+    let published = write().await.expect("answered");
+    assert!(matches!(published, Publish::Fenced(_)), "{published:?}");
+    assert_eq!(map(&nodes[0]), current, "nothing has to move");
+    let five = node(&store, "n5").await;
+    until(&five, |status| shares(status) == [204, 205, 205, 205, 205]).await;
+    assert!(map(&five).writer().expect("written").term > before.term);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_is_paused_past_its_ttl_writes_nothing_afterwards() {
     let store = store();
     let mut nodes = Vec::new();
@@ -113,7 +142,7 @@ async fn a_leader_that_is_paused_past_its_ttl_writes_nothing_afterwards() {
     let written = write.await.expect("runs");
     assert!(matches!(written, Ok(Publish::Fenced(_))), "{written:?}");
     let reply = command.await.expect("runs").expect("answered");
-    assert_eq!(reply, Reply::Refused(Refusal::Lost));
+    assert_eq!(reply, Reply::Refused(CommandError::Lost));
     for (node, _) in &nodes {
         until(node, |status| shares(status) == [341, 341, 342]).await;
         assert!(map(node).version() > meanwhile, "no map is lost");
@@ -133,7 +162,7 @@ async fn a_leader_of_another_lease_is_told_which_one_the_tables_obey() {
     let mut events = wrong.events();
     let refused = async {
         loop {
-            if let Some(Heard::Event(event)) = events.next().await
+            if let Some(EventOrLag::Event(event)) = events.next().await
                 && let EventKind::TableRefused { table, misfit, .. } = &event.kind
             {
                 return (table.clone(), misfit.clone());
@@ -143,7 +172,7 @@ async fn a_leader_of_another_lease_is_told_which_one_the_tables_obey() {
     let (refused, misfit) = tokio::time::timeout(LIMIT, refused).await.expect("it is told");
     let fence = right.fence().expect("leads");
     assert_eq!(refused, TableName::cluster());
-    assert_eq!(misfit, Misfit::OtherLease(Binding::of(&fence)));
+    assert_eq!(misfit, TableMismatch::OtherLease(Binding::of(&fence)));
     assert_eq!(misfit.to_string(), format!("obeys lease _leader of {}", fence.origin));
     // It is a node like any other.
     until(&right, |status| shares(status) == [512, 512]).await;

@@ -5,10 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::{Cluster, Command, EventKind, Host, HostError, Settings, ShardFence};
-use coord_core::{
-    Backend, MemoryBackend, NodeId, ShardCount, ShardId, ShardMap, TableHeader, TokioClock,
-};
+use coord_cluster::{Cluster, Command, EventKind, Host, HostError, Settings, ShardFence, Table};
+use coord_core::{Backend, MemoryBackend, NodeId, ShardCount, ShardId, ShardMap, TokioClock};
 use coord_placement::{Balanced, LoadAware, PlacementStrategy};
 
 use crate::common::{info, kinds, leader, map, store, table, until};
@@ -68,11 +66,15 @@ async fn node_with(
     meter: &Arc<Meter>,
     strategy: Arc<dyn PlacementStrategy>,
 ) -> Cluster {
-    let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
+    let shards = ShardCount::new(SHARDS).expect("count");
     Cluster::builder(&store.reopen(), info(name))
         .settings(settings())
-        .table_with(table(), header, strategy)
-        .host(table(), Arc::new(Metered(Arc::clone(meter))))
+        .table(
+            Table::new(table())
+                .shards(shards)
+                .strategy(strategy)
+                .host(Arc::new(Metered(Arc::clone(meter)))),
+        )
         .clock(Arc::new(TokioClock::new()))
         .start()
         .await

@@ -8,12 +8,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_cluster::transport::MemoryNetwork;
 use coord_cluster::{
-    AskError, Cluster, Handler, Handoff, Host, HostError, Mail, MailboxLimits, Settings, ShardFence,
+    AskError, Cluster, Handler, Handoff, Host, HostError, Mail, MailboxLimits, Settings,
+    ShardFence, Table,
 };
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
     Address, Clock, Effect, MemoryBackend, Moment, NodeInfo, NodeStatus, ShardCount, ShardId,
-    TableHeader, TokioClock,
+    TokioClock,
 };
 use futures::future::join_all;
 use tokio::sync::watch;
@@ -157,6 +158,11 @@ impl Scene {
     }
 
     async fn start(&self, name: &str) -> Node {
+        self.start_at(name, address(name)).await
+    }
+
+    /// Starts a node that says that it is reached there.
+    async fn start_at(&self, name: &str, says: Address) -> Node {
         let faulty = Faulty::new(Arc::new(self.store.reopen()));
         let clock = Arc::new(Jumping::default());
         let handler = Noting {
@@ -164,13 +170,13 @@ impl Scene {
             ledger: Arc::clone(&self.ledger),
             takes: self.takes.subscribe(),
         };
-        let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
+        let shards = ShardCount::new(SHARDS).expect("count");
         let transport = self.network.transport(address(name));
-        let cluster = Cluster::builder(&faulty, NodeInfo::new(id(name), address(name)))
+        let cluster = Cluster::builder(&faulty, NodeInfo::new(id(name), says))
             .settings(self.settings.clone())
-            .table(table(), header)
-            .handoff(table(), self.handoff)
-            .handler(table(), Arc::new(handler))
+            .table(
+                Table::new(table()).shards(shards).handoff(self.handoff).handler(Arc::new(handler)),
+            )
             .transport_with(Arc::new(transport), self.limits)
             .clock(Arc::<Jumping>::clone(&clock))
             .start()
@@ -417,6 +423,61 @@ async fn what_is_handled_for_longer_than_the_stop_budget_does_not_hold_up_a_move
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_ask_ends_at_once_where_the_address_of_the_owner_is_that_of_another_node() {
+    let scene = Scene::new(Handoff::Exclusive);
+    let nodes = [scene.start("n1").await, scene.start_at("n2", address("n1")).await];
+    for node in &nodes {
+        settled(node, 2).await;
+    }
+    let shard = nodes[1].shard();
+    let began = Instant::now();
+    let asked: Vec<_> =
+        (1..=100).map(|number| nodes[0].ask(shard, format!("a {number}"), MINUTE)).collect();
+    for answer in join_all(asked).await {
+        let error = answer.expect_err("n1 is no owner");
+        assert!(matches!(error, AskError::Misdirected { .. }), "{error:?}");
+        assert_eq!(error.effect(), Effect::None);
+        assert!(error.to_string().contains("node n1 answers there, and not node n2"), "{error}");
+    }
+    // A way there each, and no pause.
+    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    let own = nodes[1].ask(shard, "b 1", SECOND).await.expect("it needs no address for itself");
+    assert_eq!(own, "n2 b 1");
+    assert_eq!(scene.ledger.of(shard).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_registers_again_in_its_process_is_asked_as_its_new_run() {
+    let scene = Scene::new(Handoff::Exclusive);
+    let nodes = scene.nodes(&["n1", "n2", "n3"]).await;
+    let leads = nodes.iter().position(|node| node.cluster.is_leader()).expect("one leads");
+    let (asks, away) = (&nodes[leads], &nodes[(leads + 1) % 3]);
+    let (shard, name) = (away.shard(), away.name());
+    let former = away.cluster.status().registered;
+    let handled = |number| asks.ask(shard, format!("a {number}"), MINUTE);
+    handled(1).await.expect("it is hosted");
+    away.store.cut(Effect::Unknown);
+    let asked: Vec<_> = (2..=5).map(handled).collect();
+    tokio::time::sleep(scene.settings.node_ttl * 2).await;
+    away.store.heal();
+    for answer in join_all(asked).await {
+        answer.expect("its owner then, or the next one, handles it");
+    }
+    // Until who asks sees that the new run owns shards, and nothing moves.
+    let owned = || {
+        let (map, now) = (map(&asks.cluster), away.cluster.status().registered);
+        let owner = |shard: &ShardId| map.owner(*shard).map(|owner| owner.incarnation);
+        let back = now.is_some() && now != former;
+        map.header().shards.shards().find(|shard| back && owner(shard) == now)
+    };
+    until(&asks.cluster, |status| status.is_settled() && owned().is_some()).await;
+    let shard = owned().expect("it owns some");
+    let answer = asks.ask(shard, "a 6", MINUTE).await.expect("it is hosted");
+    assert_eq!(answer, format!("{name} a 6"));
+    scene.ledger.check();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_waits_for_one_shard_goes_out_together() {
     let scene = Scene::new(Handoff::Exclusive);
     let nodes = scene.nodes(&["n1", "n2"]).await;
@@ -525,8 +586,7 @@ async fn a_handler_needs_a_transport_and_a_mailbox_a_table() {
         Noting { node: "n1".to_owned(), ledger: Arc::default(), takes: scene.takes.subscribe() };
     let builder = Cluster::builder(&scene.store, NodeInfo::new(id("n1"), address("n1")));
     let error = builder
-        .table(table(), TableHeader::default())
-        .handler(table(), Arc::new(handler))
+        .table(Table::new(table()).handler(Arc::new(handler)))
         .start()
         .await
         .expect_err("no transport");

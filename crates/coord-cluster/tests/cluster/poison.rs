@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_cluster::{
-    Cluster, Command, EventKind, Host, HostError, Refusal, Reply, Settings, ShardFence,
+    Cluster, Command, CommandError, EventKind, Host, HostError, Reply, Settings, ShardFence, Table,
 };
-use coord_core::{
-    MemoryBackend, NodeStatus, ShardCount, ShardId, TableHeader, TableName, TokioClock,
-};
+use coord_core::{MemoryBackend, NodeStatus, ShardCount, ShardId, TableName, TokioClock};
 
 use crate::common::{id, info, kinds, leader, map, store, table, until};
 
@@ -70,12 +68,11 @@ impl Scene {
     }
 
     async fn start(&self, name: &str) -> Cluster {
-        let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
+        let shards = ShardCount::new(SHARDS).expect("count");
         let host = Mortal { node: name.to_owned(), killer: Arc::clone(&self.killer) };
         let node = Cluster::builder(&self.store.reopen(), info(name))
             .settings(self.settings.clone())
-            .table(table(), header)
-            .host(table(), Arc::new(host))
+            .table(Table::new(table()).shards(shards).host(Arc::new(host)))
             .clock(Arc::new(TokioClock::new()))
             .start()
             .await
@@ -164,13 +161,16 @@ async fn an_operator_unparks_a_shard_and_what_is_parked_is_given_to_nobody() {
         Command::AssignShards { table: table(), owners },
     ];
     for command in assigns {
-        assert_eq!(ask(command).await, Reply::Refused(Refusal::ShardParked { shard }));
+        assert_eq!(ask(command).await, Reply::Refused(CommandError::ShardParked { shard }));
     }
     let unpark = |shard| Command::Unpark { table: table(), shard };
     let other = ShardId::new(8);
-    assert_eq!(ask(unpark(other)).await, Reply::Refused(Refusal::ShardNotParked { shard: other }));
+    assert_eq!(
+        ask(unpark(other)).await,
+        Reply::Refused(CommandError::ShardNotParked { shard: other })
+    );
     let none = ShardId::new(64);
-    let refusal = Refusal::ShardNotFound { shard: none, shards: SHARDS };
+    let refusal = CommandError::ShardNotFound { shard: none, shards: SHARDS };
     assert_eq!(ask(unpark(none)).await, Reply::Refused(refusal));
     scene.killer.deadly.lock().expect("not poisoned").clear();
     let mut events = nodes[0].events();

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coord_cluster::singleton::{Duty, Ended, Failure, Next, Singleton, SingletonBuilder, State};
+use coord_cluster::singleton::{
+    Ended, Failure, JobContext, Next, Singleton, SingletonBuilder, State,
+};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
     Backend, Effect, ErrorKind, Incarnation, Leases, MemoryBackend, Term, TokioClock,
@@ -40,7 +42,7 @@ struct Run {
 
 impl Place {
     /// Begins to work, and ends when this is dropped.
-    fn enter(&self, duty: &Duty) -> AtWork {
+    fn enter(&self, duty: &JobContext) -> AtWork {
         assert_eq!(self.at_work.fetch_add(1, Ordering::SeqCst), 0, "two at work at one moment");
         assert!(duty.is_current());
         let mut runs = self.runs.lock().expect("no panic inside");
@@ -68,7 +70,7 @@ impl Place {
     /// A node that works until it is told to stop.
     fn worker(&self, store: &dyn Backend, name: &str) -> Singleton {
         let place = self.clone();
-        let job = move |duty: Duty| {
+        let job = move |duty: JobContext| {
             let at_work = place.enter(&duty);
             async move {
                 duty.cancelled().await;
@@ -156,7 +158,7 @@ async fn a_job_that_ignores_its_stop_is_dropped_at_the_deadline_or_after_the_bud
     let (way, control) = faulty(&store);
     let work = |store: &dyn Backend, name: &str| {
         let place = place.clone();
-        let job = move |duty: Duty| {
+        let job = move |duty: JobContext| {
             let at_work = place.enter(&duty);
             async move {
                 std::future::pending::<()>().await;
@@ -188,7 +190,7 @@ async fn a_job_that_ignores_its_stop_is_dropped_at_the_deadline_or_after_the_bud
 #[tokio::test(start_paused = true)]
 async fn a_job_that_panics_gives_the_lease_up_and_is_started_again() {
     let (store, place) = (store(), Place::default());
-    let panics = |_: Duty| async {
+    let panics = |_: JobContext| async {
         sleep(Duration::from_secs(1)).await;
         panic!("no report today")
     };
@@ -271,7 +273,7 @@ async fn it_ends_with_its_node() {
     let one = node(&store, "n1").await;
     let work = |node: &coord_cluster::Cluster| {
         let place = place.clone();
-        let job = move |duty: Duty| {
+        let job = move |duty: JobContext| {
             let at_work = place.enter(&duty);
             async move {
                 duty.cancelled().await;

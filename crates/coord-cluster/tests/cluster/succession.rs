@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Cluster, Command, EventKind, Events, Refusal, Reply, Settings};
-use coord_core::{ErrorKind, Label, MemoryBackend, NodeId, TableHeader, Term, TokioClock};
+use coord_cluster::{Cluster, Command, CommandError, EventKind, Events, Reply, Settings, Table};
+use coord_core::{ErrorKind, Label, MemoryBackend, NodeId, Term, TokioClock};
 use tokio::time::{Instant, sleep};
 
 use crate::common::{four, id, info, kinds, leader, node, node_with, store, table, until};
@@ -21,7 +21,7 @@ async fn start(store: &MemoryBackend, name: &str, version: &str) -> coord_core::
     let version = Label::new(version).expect("label");
     Cluster::builder(&store.reopen(), info(name).with_version(version))
         .settings(prefers_newer(AFTER))
-        .table(table(), TableHeader::default())
+        .table(Table::new(table()))
         .clock(Arc::new(TokioClock::new()))
         .start()
         .await
@@ -43,7 +43,7 @@ async fn leads(watching: &Cluster, name: &NodeId) -> Term {
     status.leader.as_ref().expect("leads").term
 }
 
-async fn refusal(node: &Cluster, to: &str) -> Refusal {
+async fn refusal(node: &Cluster, to: &str) -> CommandError {
     let command = Command::TransferLeadership { to: id(to) };
     match node.request(command).await.expect("asked") {
         Reply::Refused(refusal) => refusal,
@@ -101,15 +101,15 @@ async fn a_transfer_to_one_that_can_not_lead_is_refused() {
     let mut events = nodes[0].events();
     let first = leader(&nodes);
     let other = nodes[(first + 1) % 4].node().to_string();
-    assert_eq!(refusal(&nodes[0], "n9").await, Refusal::NodeNotFound { node: id("n9") });
+    assert_eq!(refusal(&nodes[0], "n9").await, CommandError::NodeNotFound { node: id("n9") });
     let mut settings = Settings::fast();
     settings.candidate = false;
     let fifth = node_with(&store, "n5", settings).await;
     until(&fifth, |status| status.members.len() == 5).await;
-    assert_eq!(refusal(&fifth, "n5").await, Refusal::NotCandidate { node: id("n5") });
+    assert_eq!(refusal(&fifth, "n5").await, CommandError::NotCandidate { node: id("n5") });
     let drain = Command::Drain { node: id(&other) };
     assert!(nodes[0].request(drain).await.expect("asked").is_done());
-    assert_eq!(refusal(&nodes[0], &other).await, Refusal::NodeDraining { node: id(&other) });
+    assert_eq!(refusal(&nodes[0], &other).await, CommandError::NodeDraining { node: id(&other) });
     // To itself there is nothing to do.
     let to = nodes[first].node().clone();
     let done = nodes[0].request(Command::TransferLeadership { to }).await.expect("asked");

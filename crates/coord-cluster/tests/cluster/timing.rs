@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coord_cluster::{Balance, Cluster, ClusterState, Command, EventKind, Refusal, Reply, Settings};
-use coord_core::{Clock, MemoryBackend, Moment, NodeStatus, TableHeader, TokioClock, Version};
+use coord_cluster::{
+    Balance, Cluster, ClusterState, Command, CommandError, EventKind, Reply, Settings, Table,
+};
+use coord_core::{Clock, MemoryBackend, Moment, NodeStatus, TokioClock, Version};
 use coord_placement::{
     Assignment, Balanced, Candidate, PlacementStrategy, Plan, PlanError, PlanSettings,
 };
@@ -101,7 +103,7 @@ async fn a_leader_that_was_stalled_judges_everybody_so_much_later() {
     let clock = Arc::new(Jumping { inner: TokioClock::new(), ahead: Mutex::default() });
     let watching = Cluster::builder(&store.reopen(), info("n1"))
         .settings(settings.clone())
-        .table(table(), TableHeader::default())
+        .table(Table::new(table()))
         .clock(Arc::<Jumping>::clone(&clock))
         .start()
         .await
@@ -173,7 +175,7 @@ async fn without_an_active_node_nothing_is_rebalanced_and_draining_ones_keep_the
     for table in [None, Some(table())] {
         let command = Command::RebalanceShards { table, reason: "test".to_owned() };
         let reply = nodes[1].request(command).await.expect("asked");
-        assert_eq!(reply, Reply::Refused(Refusal::NoActiveNodes));
+        assert_eq!(reply, Reply::Refused(CommandError::NoActiveNodes));
     }
     tokio::time::sleep(2 * Settings::fast().rebalance_check).await;
     assert!(map(&nodes[0]).raw_owners() == before.raw_owners());
@@ -228,7 +230,7 @@ async fn flaky_node(store: &MemoryBackend, name: &str, strategy: &Arc<Flaky>) ->
     let strategy: Arc<dyn PlacementStrategy> = Arc::<Flaky>::clone(strategy);
     Cluster::builder(&store.reopen(), info(name))
         .settings(Settings::fast())
-        .table_with(table(), TableHeader::default(), strategy)
+        .table(Table::new(table()).strategy(strategy))
         .clock(Arc::new(TokioClock::new()))
         .start()
         .await
@@ -298,7 +300,7 @@ async fn a_rebalance_that_only_lacks_balance_is_tried_again_after_five_minutes()
     let command = Command::RebalanceShards { table: None, reason: "test".to_owned() };
     let reply = two.request(command.clone()).await.expect("asked");
     let why = PlanError::AllDraining { nodes: 2 }.to_string();
-    assert_eq!(reply, Reply::Refused(Refusal::Failed { why }));
+    assert_eq!(reply, Reply::Refused(CommandError::Failed { why }));
     strategy.fail(false);
     assert!(two.request(command).await.expect("asked").is_done());
     until(&two, |status| shares(status) == [512, 512]).await;

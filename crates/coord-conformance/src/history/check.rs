@@ -19,7 +19,7 @@ fn violation(rule: &'static str, text: String) -> Violation {
 }
 
 /// One tenure, as its holder saw it.
-struct Tenure<'a> {
+struct Holding<'a> {
     who: &'a str,
     fence: &'a Fence,
     from: Moment,
@@ -29,7 +29,7 @@ struct Tenure<'a> {
     ended: Vec<Moment>,
 }
 
-impl Tenure<'_> {
+impl Holding<'_> {
     /// When the holder stopped for sure.
     fn end(&self) -> Moment {
         self.ended.first().copied().map_or(self.until, |ended| ended.min(self.until))
@@ -42,7 +42,7 @@ impl Tenure<'_> {
 }
 
 /// The tenures of one lease, in the order in which they began.
-type Tenures<'a> = Vec<Tenure<'a>>;
+type Tenures<'a> = Vec<Holding<'a>>;
 
 fn leases(entries: &[Entry], wrong: &mut Vec<Violation>) {
     let mut leases: BTreeMap<(&LeaseName, &Origin), Tenures<'_>> = BTreeMap::new();
@@ -88,7 +88,7 @@ fn holds<'a>(
 ) {
     let Some(tenure) = tenures.iter_mut().find(|tenure| tenure.fence == fence) else {
         let (who, from) = (entry.who.as_str(), entry.at);
-        tenures.push(Tenure { who, fence, from, until, lapsed: false, ended: Vec::new() });
+        tenures.push(Holding { who, fence, from, until, lapsed: false, ended: Vec::new() });
         return;
     };
     // A deadline that was recorded may have been moved since, before it passed.
@@ -99,7 +99,7 @@ fn holds<'a>(
     tenure.until = tenure.until.max(until);
 }
 
-fn overlaps(tenures: &[Tenure<'_>], wrong: &mut Vec<Violation>) {
+fn overlaps(tenures: &[Holding<'_>], wrong: &mut Vec<Violation>) {
     for (n, one) in tenures.iter().enumerate() {
         for two in &tenures[n + 1..] {
             if one.from < two.end() && two.from < one.end() {
@@ -110,7 +110,7 @@ fn overlaps(tenures: &[Tenure<'_>], wrong: &mut Vec<Violation>) {
     }
 }
 
-fn terms(tenures: &[Tenure<'_>], wrong: &mut Vec<Violation>) {
+fn terms(tenures: &[Holding<'_>], wrong: &mut Vec<Violation>) {
     for pair in tenures.windows(2) {
         if pair[1].fence.term <= pair[0].fence.term {
             let text =
@@ -120,7 +120,7 @@ fn terms(tenures: &[Tenure<'_>], wrong: &mut Vec<Violation>) {
     }
 }
 
-fn ends(tenures: &[Tenure<'_>], last: Option<Moment>, wrong: &mut Vec<Violation>) {
+fn ends(tenures: &[Holding<'_>], last: Option<Moment>, wrong: &mut Vec<Violation>) {
     for tenure in tenures {
         let times = tenure.ended.len();
         if times > 1 {

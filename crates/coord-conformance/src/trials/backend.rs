@@ -1,9 +1,9 @@
 //! The backend as a whole: what it says of itself, and that clusters and handles are apart.
 
 use coord_core::{
-    AttemptId, Claim, ClaimRequest, ClusterName, ErrorKind, Fence, HealthStatus, NodeId, Origin,
-    Page, Replace, Request, RequestId, ShardCount, ShardMap, TableHeader, TableName, TableUid,
-    Term, Ttl, Version,
+    AcquireRequest, AttemptId, Claim, ClaimRequest, ClusterName, Effect, ErrorKind, Fence,
+    HealthStatus, NodeId, Origin, Page, Replace, Request, RequestId, ShardCount, ShardMap,
+    TableHeader, TableName, TableUid, Term, Ttl, Version,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +15,22 @@ use crate::view::Watched;
 
 cases! { "backend":
     /// It says which store and cluster it is, alike from every handle, and what it promises.
-    info_names_store_and_cluster => ["4.0-guarantees"];
+    info_names_store_and_cluster => ["guarantees"];
     /// No password and no token shows in what it says of itself.
-    info_shows_no_secret => ["4.0-no-secrets"];
+    info_shows_no_secret => ["no-secrets"];
     /// A store that works is found to be in order, with a round trip.
-    a_working_store_is_in_order => ["4.0-check", "P18"];
+    a_working_store_is_in_order => ["health-check", "P18"];
     /// A store that is away is found to be so, in the answer and not as an error.
-    a_store_that_is_away_is_found_so => ["4.0-check", "P18"];
+    a_store_that_is_away_is_found_so => ["health-check", "P18"];
+    /// While the store can't be reached, the backend's own errors say so: no look-up reads as absence, no
+    /// watch begins, and nothing counts as lost.
+    its_own_errors_say_that_the_store_is_away => ["errors", "P34"];
     /// After a close every call says so, and the watches end; other handles work on.
-    a_closed_handle_says_so => ["4.0-close"];
+    a_closed_handle_says_so => ["closing"];
     /// A close releases and deregisters nothing.
-    a_close_gives_nothing_up => ["4.0-close"];
+    a_close_gives_nothing_up => ["closing"];
     /// Two clusters in one store share nothing, also when their names are alike.
-    clusters_are_apart => ["4.0-isolated", "4.1.5-names", "P19"];
+    clusters_are_apart => ["cluster-isolated", "names-apart", "P19"];
 }
 
 async fn info_names_store_and_cluster(cx: &Cx) -> Done {
@@ -86,6 +89,45 @@ async fn a_store_that_is_away_is_found_so(cx: &Cx) -> Done {
     faults.inject(Fault::Cut).await?;
     let health = client.backend().check().await?;
     ensure!(health.status() == HealthStatus::Bad, "it is away, and is found {health:?}");
+    Ok(())
+}
+
+/// A look-up has to have failed because the store is away, and without an effect.
+fn is_away<T: std::fmt::Debug>(what: &str, outcome: coord_core::Result<T>) -> Done {
+    let error = want!(outcome, Err(error) => error, "{what} fails while the store is away");
+    ensure!(error.kind() == ErrorKind::Unavailable, "{what} failed with {error}");
+    ensure!(error.effect() == Effect::None, "{what} had an effect: {error}");
+    Ok(())
+}
+
+async fn its_own_errors_say_that_the_store_is_away(cx: &Cx) -> Done {
+    let client = cx.open().await?;
+    let faults = client.real_faults(&[Fault::Cut])?;
+    let (lease, table, info) = (lease_name("jobs")?, TableName::new("orders")?, node("node-1")?);
+    // Long enough for the client to give up on each of the calls.
+    let ttl = Ttl::from_secs(600)?;
+    let ask = AcquireRequest::new(lease.clone(), crate::cx::holder("node-1")?, ttl);
+    let grant = crate::cx::won(client.lease.try_acquire(&ask).await?)?;
+    let outcome = client.discovery.register(&info, ttl, Replace::No).await?;
+    let held = want!(outcome, coord_core::Register::Registered(held) => held, "registered");
+    faults.inject(Fault::Cut).await?;
+    is_away("nodes", client.discovery.nodes().await)?;
+    is_away("get", client.lease.get(&lease).await)?;
+    is_away("list", client.lease.list(Page::first()).await)?;
+    is_away("load", client.placement.load(&table).await)?;
+    is_away("tables", client.placement.tables().await)?;
+    let watch = Watched::nodes(&client, cx.profile.trial_limit).await;
+    ensure!(watch.is_err(), "a watch of the nodes began while the store was away");
+    let watch = Watched::lease(&client, &lease, cx.profile.trial_limit).await;
+    ensure!(watch.is_err(), "a watch of a lease began while the store was away");
+    let renewed = client.lease.renew(&grant).await;
+    want!(renewed, Err(_) => (), "a renewal fails, and is not lost, while the store is away");
+    let beaten = client.discovery.heartbeat(&held, &info).await;
+    want!(beaten, Err(_) => (), "a heartbeat fails, and is not gone, while the store is away");
+    faults.heal().await?;
+    let back = || async { Ok(client.lease.renew(&grant).await.ok()) };
+    let renewed = cx.until("the store answers again", cx.soon() * 3, back).await?;
+    want!(renewed, coord_core::Renew::Renewed(_) => (), "the grant outlives the cut");
     Ok(())
 }
 

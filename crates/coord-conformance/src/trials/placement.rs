@@ -18,73 +18,73 @@ use crate::view::{TableView, Watched};
 
 cases! { "placement":
     /// Nothing but a claim creates a table: version 0, its header, bound to the fence's lease.
-    only_a_claim_creates => ["4.3.2-create", "4.3.1-bound"];
+    only_a_claim_creates => ["table-create", "table-bound"];
     /// Publishing to a table that does not exist is fenced, and creates nothing.
-    publishing_to_an_absent_table_is_fenced => ["4.3.2-create"];
+    publishing_to_an_absent_table_is_fenced => ["table-create"];
     /// A claim with another header is told the stored one, and changes nothing, the fence included.
-    a_claim_with_another_header_is_a_mismatch => ["4.3.2-mismatch", "P32"];
+    a_claim_with_another_header_is_a_mismatch => ["table-mismatch", "P32"];
     /// A claim with a lower term, or an equal one of another attempt, is fenced.
-    a_claim_by_a_lower_fence_is_fenced => ["4.3.1-fence", "P21"];
+    a_claim_by_a_lower_fence_is_fenced => ["table-fence", "P21"];
     /// A claim may be repeated.
-    a_claim_may_be_repeated => ["4.0-dropped", "4.3.1-fence"];
+    a_claim_may_be_repeated => ["dropped-calls", "table-fence"];
     /// A claim raises the stored fence, and leaves version, uid and map as they are.
-    a_claim_raises_the_fence_not_the_version => ["4.3.1-claim-version"];
+    a_claim_raises_the_fence_not_the_version => ["table-claim-version"];
     /// Once a newer leader has claimed, an older one can't publish any more.
-    a_publish_by_a_lower_fence_is_fenced => ["4.3.1-fence", "12-G", "P21"];
+    a_publish_by_a_lower_fence_is_fenced => ["table-fence", "scenario-g", "P21"];
     /// A publish by an equal term of another attempt is fenced.
-    a_publish_by_an_equal_term_of_another_attempt_is_fenced => ["4.3.1-fence"];
+    a_publish_by_an_equal_term_of_another_attempt_is_fenced => ["table-fence"];
     /// A publish by a greater term raises the stored fence.
-    a_publish_raises_the_fence => ["4.3.1-fence"];
+    a_publish_raises_the_fence => ["table-fence"];
     /// Of a pause between deciding and writing nothing comes: the successor's claim fences the write.
-    a_paused_leaders_write_is_fenced => ["4.3.1-claim-first", "12-C", "12-D", "P21", "P22"];
+    a_paused_leaders_write_is_fenced => ["table-claim-first", "scenario-c", "scenario-d", "P21", "P22"];
     /// Many leaders claim an absent table at one moment: one table comes of it, under the highest fence.
-    racing_claims_make_one_table => ["4.3.1-fence", "4.3.2-create", "4.3.2-uid"];
+    racing_claims_make_one_table => ["table-fence", "table-create", "table-uid"];
     /// Two attempts with an equal term claim at one moment: one of them is fenced.
-    racing_claims_of_an_equal_term_have_one_winner => ["4.3.1-fence"];
+    racing_claims_of_an_equal_term_have_one_winner => ["table-fence"];
     /// What a claim returns can't be changed by an older writer any more, however close the race.
-    what_a_claim_returns_stays => ["4.3.1-claim-first", "P22"];
+    what_a_claim_returns_stays => ["table-claim-first", "P22"];
     /// A publish at the stored version makes the next one; at any other it is a conflict.
-    a_publish_is_a_compare_and_set => ["4.3.3-cas"];
+    a_publish_is_a_compare_and_set => ["publish-cas"];
     /// Of many publishes at one version one succeeds, and all others are told of it.
-    one_of_many_publishes_wins => ["4.3.3-cas"];
+    one_of_many_publishes_wins => ["publish-cas"];
     /// The same publish, repeated, is the success that it was; another one at that version is not.
-    a_repeated_publish_is_the_same_success => ["4.3.3-retry", "4.0-dropped", "12-K", "P4"];
+    a_repeated_publish_is_the_same_success => ["publish-retry", "dropped-calls", "scenario-k", "P4"];
     /// A claim and a publish whose replies were lost are found again.
-    lost_replies_are_ones_own_writes => ["4.3.3-retry", "4.0-dropped", "12-K", "P4"];
+    lost_replies_are_ones_own_writes => ["publish-retry", "dropped-calls", "scenario-k", "P4"];
     /// A map whose version or writer does not fit the call is invalid, and changes nothing.
-    a_map_that_does_not_fit_is_invalid => ["4.3.3-cas", "4.0-errors"];
+    a_map_that_does_not_fit_is_invalid => ["publish-cas", "errors"];
     /// A table obeys one lease: the fence of another, or of another store's, is refused.
-    another_lease_is_refused => ["4.3.1-bound"];
+    another_lease_is_refused => ["table-bound"];
     /// An operator binds a table to another lease, whatever the terms, and the old one is refused.
-    a_table_can_be_bound_anew => ["4.3.1-bound"];
+    a_table_can_be_bound_anew => ["table-bound"];
     /// Where the store can, a write is refused as soon as its lease is another's, claim or not.
-    a_write_is_conditional_on_the_lease => ["4.3.1-lease-checked"];
+    a_write_is_conditional_on_the_lease => ["table-lease-checked"];
     /// A table that was deleted and claimed again has another uid, and refuses maps of the old one.
-    a_table_made_again_is_another => ["4.3.2-uid"];
+    a_table_made_again_is_another => ["table-uid"];
     /// A map comes back as it was published: owners, nodes, motions, epochs, annex.
-    a_map_is_stored_whole => ["4.3.4-whole", "P23b", "P31"];
+    a_map_is_stored_whole => ["whole-maps", "P23b", "P31"];
     /// A map larger than one value of the store is read whole, by load and by watch.
-    a_large_map_is_stored_whole => ["4.3.4-whole", "P33"];
+    a_large_map_is_stored_whole => ["whole-maps", "P33"];
     /// A map of a million shards is read whole.
-    a_huge_map_is_stored_whole [slow] => ["4.3.4-whole", "P33"];
+    a_huge_map_is_stored_whole [slow] => ["whole-maps", "P33"];
     /// While large maps follow each other, readers see whole ones only.
-    readers_see_whole_maps_only => ["4.3.4-whole", "4.3.5-watch"];
+    readers_see_whole_maps_only => ["whole-maps", "table-watch"];
     /// Tables are listed by name, the reserved one among them, and each has its own fence.
-    tables_are_apart => ["4.3.1-fence", "4.3.7-cluster", "4.1.5-names", "P19"];
+    tables_are_apart => ["table-fence", "reserved-table", "names-apart", "P19"];
     /// The reserved table takes what a new leader must not forget, up to the largest annex.
-    the_reserved_table_keeps_its_annex => ["4.3.7-cluster"];
+    the_reserved_table_keeps_its_annex => ["reserved-table"];
     /// A watch begins with a snapshot, also when there is no table.
-    a_watch_begins_with_a_snapshot => ["4.0-watch-snapshot"];
+    a_watch_begins_with_a_snapshot => ["watch-snapshot"];
     /// A watch shows a table that is created, and each newest map.
-    a_watch_shows_the_newest_map => ["4.3.5-watch"];
+    a_watch_shows_the_newest_map => ["table-watch"];
     /// A watch that is read late gets the newest map, and never goes back.
-    a_late_reader_gets_the_newest_map => ["4.3.5-watch", "4.0-lag"];
+    a_late_reader_gets_the_newest_map => ["table-watch", "watch-lag"];
     /// A watch shows a table that was made again as a snapshot.
-    a_watch_shows_another_life_as_a_snapshot => ["4.3.2-uid", "4.3.5-watch"];
+    a_watch_shows_another_life_as_a_snapshot => ["table-uid", "table-watch"];
     /// A cut watch ends, and the next one shows the newest map.
-    a_cut_watch_misses_nothing => ["4.0-watch-ends", "12-L", "P37"];
+    a_cut_watch_misses_nothing => ["watch-ends", "scenario-l", "P37"];
     /// While the store is away, a look-up fails and never says that there is no table.
-    a_failed_lookup_is_not_an_absent_table => ["4.0-errors", "P34"];
+    a_failed_lookup_is_not_an_absent_table => ["errors", "P34"];
 }
 
 /// A fence whose lease lives elsewhere, so that only the term counts.

@@ -15,11 +15,11 @@ use crate::view::{LeaseView, NodesView, TableView, View};
 cases! { "watch":
     /// Nodes join, change, leave and are replaced while the store is away: the watcher tells that it is
     /// away once, and afterwards every change, the departures too.
-    a_watcher_of_nodes_outlives_a_cut => ["4.0-watcher", "4.2.5-watch", "12-L", "P37"];
+    a_watcher_of_nodes_outlives_a_cut => ["watcher", "node-watch", "scenario-l", "P37"];
     /// A lease changes hands while the store is away: the watcher tells who holds it by then.
-    a_watcher_of_a_lease_outlives_a_cut => ["4.0-watcher", "12-L", "P37"];
+    a_watcher_of_a_lease_outlives_a_cut => ["watcher", "scenario-l", "P37"];
     /// Maps are published while the store is away: the watcher tells the newest.
-    a_watcher_of_a_table_outlives_a_cut => ["4.0-watcher", "4.3.5-watch", "12-L", "P37"];
+    a_watcher_of_a_table_outlives_a_cut => ["watcher", "table-watch", "scenario-l", "P37"];
 }
 
 /// The watcher's longest pause before it subscribes again, and some more.
@@ -54,7 +54,7 @@ where
         while !wanted(self) {
             match timeout_at(end, self.watcher.next()).await {
                 Ok(Watched::Event(event)) => self.view.apply(event)?,
-                Ok(Watched::Away(_)) => self.away += 1,
+                Ok(Watched::Disconnected(_)) => self.away += 1,
                 Ok(_) => {}
                 Err(_) => {
                     let view = &self.view;

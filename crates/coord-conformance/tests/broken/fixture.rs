@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use coord_conformance::faults::{Fault, Faults};
 use coord_conformance::{Fixture, Handle, MemoryFixture, Operator, Profile};
 use coord_core::{
     AttemptId, Backend, BackendInfo, ClusterName, Discovery, Grant, Health, Lease, LeaseName,
-    Placement, Result, TableName, TableUid,
+    MemoryBackend, NodeId, Placement, RequestId, Result, TableName, TableUid,
 };
 
 use crate::plant::Plant;
@@ -28,6 +29,8 @@ pub(crate) struct Memory {
     pub(crate) grants: HashMap<LeaseName, u32>,
     pub(crate) releases: u32,
     pub(crate) uids: HashMap<TableName, TableUid>,
+    /// Requests, and whether they were submitted more than once.
+    pub(crate) repeated: HashMap<RequestId, bool>,
     /// The cluster that all are opened for, where clusters leak.
     cluster: Option<ClusterName>,
 }
@@ -53,11 +56,16 @@ impl Fixture for BrokenFixture {
         let leaky = lock(&self.shared).cluster.get_or_insert(asked).clone();
         let cluster = if self.plant == Plant::ClustersLeak { &leaky } else { cluster };
         let mut handle = MemoryFixture::new().open(cluster).await?;
-        let part = |inner| Part { inner, plant: self.plant, shared: Arc::clone(&self.shared) };
+        let (plant, shared) = (self.plant, Arc::clone(&self.shared));
         if let Some(inner) = handle.operator.take() {
-            handle.operator = Some(Arc::new(BrokenOperator { inner, shared: self.shared.clone() }));
+            let (store, shared) = (MemoryBackend::open(cluster.clone()), Arc::clone(&shared));
+            handle.operator = Some(Arc::new(BrokenOperator { inner, plant, store, shared }));
         }
-        handle.backend = Arc::new(part(handle.backend));
+        handle.faults = handle.faults.take().map(|inner| Arc::new(Below(inner)) as _);
+        let mut info = handle.backend.info().clone();
+        info.guarantees.terms_survive_loss = true;
+        let part = Part { inner: handle.backend, plant, shared };
+        handle.backend = Arc::new(Broken { part, info });
         Ok(handle)
     }
 }
@@ -84,36 +92,66 @@ fn lock(shared: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[derive(Debug)]
+struct Broken {
+    part: Part<dyn Backend>,
+    info: BackendInfo,
+}
+
 #[async_trait]
-impl Backend for Part<dyn Backend> {
+impl Backend for Broken {
     fn info(&self) -> &BackendInfo {
-        self.inner.info()
+        &self.info
     }
 
     fn lease(&self) -> Arc<dyn Lease> {
-        self.with(self.inner.lease())
+        self.part.with(self.part.inner.lease())
     }
 
     fn discovery(&self) -> Arc<dyn Discovery> {
-        self.with(self.inner.discovery())
+        self.part.with(self.part.inner.discovery())
     }
 
     fn placement(&self) -> Arc<dyn Placement> {
-        self.with(self.inner.placement())
+        self.part.with(self.part.inner.placement())
     }
 
     async fn check(&self) -> Result<Health> {
-        self.inner.check().await
+        self.part.inner.check().await
     }
 
     async fn close(&self) -> Result<()> {
-        if self.plant == Plant::CloseDoesNothing { Ok(()) } else { self.inner.close().await }
+        match self.part.plant {
+            Plant::CloseDoesNothing => Ok(()),
+            _ => self.part.inner.close().await,
+        }
+    }
+}
+
+/// The faults of the good backend are below the one that is broken.
+#[derive(Debug)]
+struct Below(Arc<dyn Faults>);
+
+#[async_trait]
+impl Faults for Below {
+    fn supports(&self, fault: Fault) -> bool {
+        self.0.supports(fault)
+    }
+
+    async fn inject(&self, fault: Fault) -> Result<()> {
+        self.0.inject(fault).await
+    }
+
+    async fn heal(&self) -> Result<()> {
+        self.0.heal().await
     }
 }
 
 #[derive(Debug)]
 struct BrokenOperator {
     inner: Arc<dyn Operator>,
+    plant: Plant,
+    store: MemoryBackend,
     shared: Arc<Mutex<Memory>>,
 }
 
@@ -126,5 +164,16 @@ impl Operator for BrokenOperator {
 
     async fn delete_table(&self, table: &TableName) -> Result<()> {
         self.inner.delete_table(table).await
+    }
+
+    async fn delete_node(&self, node: &NodeId) -> Result<()> {
+        self.inner.delete_node(node).await
+    }
+
+    async fn lose_data(&self) -> Result<()> {
+        if self.plant == Plant::TermsLost {
+            self.store.rewind_terms(0);
+        }
+        self.inner.lose_data().await
     }
 }

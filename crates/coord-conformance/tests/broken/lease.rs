@@ -120,6 +120,10 @@ impl Lease for Part<dyn Lease> {
             (Plant::HidesTheGrantedTtl, Renew::Renewed(_)) => {
                 return Ok(Renew::Renewed(grant.clone()));
             }
+            (Plant::RenewTellsAnotherTtl, Renew::Renewed(_)) => {
+                let _ = self.inner.try_acquire(&again).await?;
+                return Ok(renewed);
+            }
             _ => return Ok(renewed),
         };
         match acquired {
@@ -158,6 +162,15 @@ impl Lease for Part<dyn Lease> {
         let shared = self.shared.clone();
         match self.plant {
             Plant::NoFirstSnapshot => events.skip(1).boxed(),
+            Plant::WatchKnowsNodesOnly => {
+                let mut shown = None;
+                let mut is_new = move |event: &Result<LeaseEvent>| {
+                    let Ok(LeaseEvent::Changed(record)) = event else { return true };
+                    let node = Some(record.holder.node.clone());
+                    std::mem::replace(&mut shown, node.clone()) != node
+                };
+                events.filter(move |event| future::ready(is_new(event))).boxed()
+            }
             Plant::LeaseEndsWithoutEvent => events
                 .filter(move |event| {
                     let released = shared.lock().is_ok_and(|memory| memory.releases > 0);

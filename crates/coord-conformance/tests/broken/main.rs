@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coord_conformance::{Case, Fixture, MemoryFixture, Verdict, cases};
+use coord_conformance::{Case, Fixture, Verdict, cases};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::fixture::BrokenFixture;
@@ -47,7 +47,7 @@ fn catch(plant: Plant, caught_by: &str) -> Result<String, Failed> {
     let case: &Case = cases()
         .find(|case| case.name() == caught_by)
         .ok_or_else(|| Failed::from(format!("there is no trial {caught_by}")))?;
-    let good: Arc<dyn Fixture> = Arc::new(MemoryFixture::new());
+    let good: Arc<dyn Fixture> = Arc::new(BrokenFixture::new(Plant::Nothing));
     let broken: Arc<dyn Fixture> = Arc::new(BrokenFixture::new(plant));
     match (case.run(&good), case.run(&broken)) {
         (Verdict::Passed, Verdict::Failed(why))

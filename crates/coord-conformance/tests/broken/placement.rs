@@ -9,6 +9,7 @@ use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Fence, Placement, PlacementEvent, Publish, Request,
     RequestEvent, RequestId, Result, ShardMap, Table, TableName, Version,
 };
+use futures::future;
 use futures::stream::{self, BoxStream, StreamExt};
 
 use crate::fixture::Part;
@@ -155,6 +156,7 @@ impl Placement for Part<dyn Placement> {
 
     async fn request(&self, request: &Request) -> Result<RequestId> {
         let mut request = request.clone();
+        self.memory().repeated.entry(request.id).and_modify(|again| *again = true).or_default();
         if self.plant == Plant::RequestsStay {
             request.time_limit = Duration::from_secs(3_600);
         }
@@ -167,11 +169,24 @@ impl Placement for Part<dyn Placement> {
             (Plant::AnswerIgnoresFence, Answered::Fenced(Some(by))) => {
                 self.inner.answer(id, &by, answer).await
             }
+            (Plant::HigherTermAnswers, Answered::Fenced(Some(by))) if fence.term > by.term => {
+                self.inner.answer(id, &by, answer).await
+            }
             (_, outcome) => Ok(outcome),
         }
     }
 
     fn watch_requests(&self) -> BoxStream<'static, Result<RequestEvent>> {
-        self.inner.watch_requests()
+        let events = self.inner.watch_requests();
+        if self.plant != Plant::RepeatProlongs {
+            return events;
+        }
+        // The end of the first limit passes unnoticed.
+        let shared = Arc::clone(&self.shared);
+        let stays = move |event: &Result<RequestEvent>| {
+            let Ok(RequestEvent::Gone(id)) = event else { return true };
+            shared.lock().is_ok_and(|memory| memory.repeated.get(id) != Some(&true))
+        };
+        events.filter(move |event| future::ready(stays(event))).boxed()
     }
 }

@@ -3,6 +3,8 @@
 /// One way in which a backend is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Plant {
+    /// In no way: this one passes.
+    Nothing,
     /// Whoever asks is granted the lease.
     GrantsTwice,
     /// It looks whether the lease is free, and grants it a moment later.
@@ -39,6 +41,12 @@ pub(crate) enum Plant {
     NoFirstSnapshot,
     /// A lease's watch does not show that a grant ran out.
     LeaseEndsWithoutEvent,
+    /// A lease's watch does not show another grant of the same node.
+    WatchKnowsNodesOnly,
+    /// Terms are said to survive a loss that they do not survive.
+    TermsLost,
+    /// A renewal sets the TTL of the caller's grant, and tells that of the record.
+    RenewTellsAnotherTtl,
 
     /// A heartbeat registers what is gone.
     HeartbeatRecreates,
@@ -60,6 +68,22 @@ pub(crate) enum Plant {
     CutWatchGoesOn,
     /// A failed look-up says that there are no nodes.
     FailureReadsAsEmpty,
+    /// A watch that can't be opened begins with no nodes.
+    FailureBeginsEmpty,
+    /// Of several departures that are seen in one look, the watch of nodes tells the first.
+    OneDepartureALook,
+    /// The watch of nodes tells no departure where somebody joins in the same look.
+    JoinHidesDepartures,
+    /// The watch of nodes knows snapshots only.
+    SnapshotsOnly,
+    /// A record that somebody deleted is told as a farewell.
+    DeletionReadsAsFarewell,
+    /// A record that somebody deleted is told as one that ran out by the store's clock.
+    DeletionReadsAsJudged,
+    /// A registration that is repeated extends nothing.
+    RepeatExtendsNothing,
+    /// A heartbeat writes whatever record it is given.
+    HeartbeatWritesAnything,
 
     /// A publish is not compared with the fence.
     PublishIgnoresFence,
@@ -92,6 +116,10 @@ pub(crate) enum Plant {
     AnswerIgnoresFence,
     /// Requests are kept for an hour.
     RequestsStay,
+    /// A request that is repeated begins its time limit anew.
+    RepeatProlongs,
+    /// Whoever has a greater term than the leader may answer.
+    HigherTermAnswers,
 
     /// All clusters share one store.
     ClustersLeak,
@@ -119,6 +147,9 @@ pub(crate) const PLANTS: &[(Plant, &str)] = &[
     (Plant::FailureReadsAsVacant, "lease::a_failed_lookup_is_not_a_vacancy"),
     (Plant::NoFirstSnapshot, "lease::a_watch_begins_with_a_snapshot"),
     (Plant::LeaseEndsWithoutEvent, "lease::a_watch_shows_expiry"),
+    (Plant::WatchKnowsNodesOnly, "lease::a_watch_shows_a_reclaim"),
+    (Plant::TermsLost, "lease::terms_rise_over_lost_data"),
+    (Plant::RenewTellsAnotherTtl, "lease::a_renewal_tells_the_ttl_that_counts"),
     (Plant::HeartbeatRecreates, "discovery::a_heartbeat_after_expiry_is_gone"),
     (Plant::HeartbeatByNameOnly, "discovery::a_replaced_incarnation_is_superseded"),
     (Plant::ReplacesUnasked, "discovery::a_duplicate_is_told_the_address"),
@@ -129,6 +160,15 @@ pub(crate) const PLANTS: &[(Plant, &str)] = &[
     (Plant::NodeEndsWithoutEvent, "discovery::a_watch_shows_expiry"),
     (Plant::CutWatchGoesOn, "discovery::a_cut_watch_misses_nothing"),
     (Plant::FailureReadsAsEmpty, "discovery::a_failed_lookup_is_not_an_empty_cluster"),
+    (Plant::FailureReadsAsEmpty, "backend::its_own_errors_say_that_the_store_is_away"),
+    (Plant::FailureBeginsEmpty, "backend::its_own_errors_say_that_the_store_is_away"),
+    (Plant::OneDepartureALook, "discovery::a_watch_shows_departures_of_one_moment"),
+    (Plant::JoinHidesDepartures, "discovery::a_watch_shows_departures_of_one_moment"),
+    (Plant::SnapshotsOnly, "discovery::a_watch_tells_a_farewell"),
+    (Plant::DeletionReadsAsFarewell, "discovery::a_deleted_record_is_no_farewell"),
+    (Plant::DeletionReadsAsJudged, "discovery::a_deleted_record_is_no_farewell"),
+    (Plant::RepeatExtendsNothing, "discovery::the_same_incarnation_registers_again"),
+    (Plant::HeartbeatWritesAnything, "discovery::a_heartbeat_with_anothers_record_is_refused"),
     (Plant::PublishIgnoresFence, "placement::a_publish_by_a_lower_fence_is_fenced"),
     (
         Plant::EqualTermPublishes,
@@ -147,6 +187,8 @@ pub(crate) const PLANTS: &[(Plant, &str)] = &[
     (Plant::AnswersTwice, "requests::a_request_is_answered_once"),
     (Plant::AnswerIgnoresFence, "requests::an_answer_is_fenced"),
     (Plant::RequestsStay, "requests::a_request_is_forgotten_at_its_limit"),
+    (Plant::RepeatProlongs, "requests::a_repeated_request_keeps_its_limit"),
+    (Plant::HigherTermAnswers, "requests::an_answer_is_fenced"),
     (Plant::ClustersLeak, "backend::clusters_are_apart"),
     (Plant::CloseDoesNothing, "backend::a_closed_handle_says_so"),
 ];

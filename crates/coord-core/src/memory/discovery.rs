@@ -80,7 +80,8 @@ impl State {
             return Heartbeat::Superseded(live.record(now));
         }
         let ttl = live.record.ttl;
-        let revision = (live.record.info == *node).then(|| live.record.revision.clone());
+        let stays = live.record.info == *node && !self.shows_heartbeats;
+        let revision = stays.then(|| live.record.revision.clone());
         Heartbeat::Renewed(self.put_node(node, ttl, revision, NodeEvent::Updated, now))
     }
 
@@ -123,7 +124,7 @@ impl State {
         let revision = revision.unwrap_or_else(|| self.next_revision());
         let live = LiveNode {
             record: NodeRecord::new(node.clone(), ttl, revision.clone()),
-            expires: now + ttl.get(),
+            expires: self.expiry(now, ttl.get()),
         };
         if is_rewritten {
             // An error only says that nobody listens.
@@ -143,11 +144,30 @@ impl State {
         }
     }
 
+    /// Only where the time of its expiry is told.
+    pub(super) fn move_node(&mut self, node: &NodeId, expires: Instant) {
+        if let Some(live) = self.nodes.get_mut(node) {
+            live.expires = expires;
+        }
+    }
+
     pub(super) fn expire_node(&mut self, node: &NodeId) {
         if let Some(live) = self.nodes.remove(node) {
-            let incarnation = live.record.info.incarnation;
-            let _ = self.node_events.send(NodeEvent::Expired { node: node.clone(), incarnation });
+            self.tell_expired(node, &live, true);
         }
+    }
+
+    /// Deletes a record without a word of why.
+    pub(super) fn delete_node(&mut self, node: &NodeId) -> bool {
+        let Some(live) = self.nodes.remove(node) else { return false };
+        self.set_expiry(Expiring::Node(node.clone()), Some(live.expires), None);
+        self.tell_expired(node, &live, false);
+        true
+    }
+
+    fn tell_expired(&self, node: &NodeId, live: &LiveNode, judged: bool) {
+        let (node, incarnation) = (node.clone(), live.record.info.incarnation);
+        let _ = self.node_events.send(NodeEvent::Expired { node, incarnation, judged });
     }
 }
 

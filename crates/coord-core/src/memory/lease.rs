@@ -115,6 +115,23 @@ impl State {
         true
     }
 
+    /// A lease lasts no longer than its TTL from now.
+    pub(super) fn shorten_lease(&mut self, lease: &LeaseName, now: Instant) {
+        let Some(held) = self.leases.get_mut(lease) else { return };
+        let (before, latest) = (held.expires, now + held.grant.ttl.get());
+        if before > latest {
+            held.expires = latest;
+            self.set_expiry(Expiring::Lease(lease.clone()), Some(before), Some(latest));
+        }
+    }
+
+    /// Only where the time of its expiry is told.
+    pub(super) fn move_lease(&mut self, lease: &LeaseName, expires: Instant) {
+        if let Some(held) = self.leases.get_mut(lease) {
+            held.expires = expires;
+        }
+    }
+
     pub(super) fn expire_lease(&mut self, lease: &LeaseName) {
         self.leases.remove(lease);
         self.tell_lease(lease, LeaseEvent::Vacant);
@@ -125,7 +142,7 @@ impl State {
     }
 
     fn list_leases(&self, page: Page, now: Instant) -> Listing<LeaseRecord> {
-        let limit = page.limit.clamp(1, Page::LIMIT_MAX);
+        let limit = page.limit();
         let after = page.after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.leases.range((after, Bound::Unbounded));
         let items: Vec<_> =
@@ -144,7 +161,7 @@ impl State {
 
     /// Writes a grant, which then lasts for its TTL from now.
     fn put_lease(&mut self, grant: Grant, now: Instant) -> Grant {
-        let expires = now + grant.ttl.get();
+        let expires = self.expiry(now, grant.ttl.get());
         let held = HeldLease { grant: grant.clone(), expires };
         let before = self.leases.insert(grant.lease.clone(), held).map(|held| held.expires);
         self.set_expiry(Expiring::Lease(grant.lease.clone()), before, Some(expires));

@@ -137,7 +137,8 @@ impl State {
         }
         if self.requests.len() >= REQUESTS_MAX {
             let why = format!("{REQUESTS_MAX} requests are waiting already");
-            return Err(Error::new(ErrorKind::Unavailable, "request").message(why).resource(id));
+            let error = Error::new(ErrorKind::Unavailable, "request").effect_none();
+            return Err(error.message(why).resource(id));
         }
         let expires = now + request.time_limit.min(REQUEST_TIME_LIMIT_MAX);
         let record = RequestRecord::new(request.clone(), None);
@@ -164,6 +165,12 @@ impl State {
                 Answered::Recorded
             }
         }
+    }
+
+    pub(super) fn delete_requests(&mut self) -> bool {
+        let ids: Vec<_> = self.requests.keys().copied().collect();
+        ids.iter().for_each(|id| self.expire_request(*id));
+        !ids.is_empty()
     }
 
     pub(super) fn expire_request(&mut self, id: RequestId) {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
@@ -46,11 +47,32 @@ pub(super) struct State {
     pub(super) tables: BTreeMap<TableName, Table>,
     pub(super) requests: BTreeMap<RequestId, OpenRequest>,
     expiries: BTreeSet<(Instant, Expiring)>,
+    clock: WallClock,
+    /// Each heartbeat is told, as an update.
+    pub(super) shows_heartbeats: bool,
     pub(super) lease_events: HashMap<LeaseName, broadcast::Sender<LeaseEvent>>,
     pub(super) node_events: broadcast::Sender<NodeEvent>,
     pub(super) request_events: broadcast::Sender<RequestEvent>,
     /// Wakes the watches of tables, which look for themselves what changed.
     pub(super) table_changes: watch::Sender<()>,
+}
+
+/// How the wall clock of a store that has one goes.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WallClock {
+    /// As time does.
+    #[default]
+    Right,
+    /// It is fast by this much; what is written now runs out as much later. What was written before
+    /// does not run out any sooner.
+    Fast(Duration),
+    /// It does not go on, so nothing runs out.
+    Still,
+    /// It is slow by this much, as one that was never set: what was written before runs out as much
+    /// later, leases alone after their TTL at the latest. What is written now ends early, once the
+    /// clock is right.
+    Slow(Duration),
 }
 
 /// Something that runs out.
@@ -90,6 +112,8 @@ impl Store {
             tables: BTreeMap::new(),
             requests: BTreeMap::new(),
             expiries: BTreeSet::new(),
+            clock: WallClock::Right,
+            shows_heartbeats: false,
             lease_events: HashMap::new(),
             node_events: broadcast::Sender::new(EVENTS_MAX),
             request_events: broadcast::Sender::new(EVENTS_MAX),
@@ -139,7 +163,8 @@ impl State {
 
     /// When the next thing runs out.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.expiries.first().map(|(at, _)| *at)
+        // It is looked at again by the next step, whatever that is.
+        self.expiries.first().map(|(at, _)| *at).filter(|_| self.clock != WallClock::Still)
     }
 
     /// Moves the time at which something runs out; `None` is for what is not there.
@@ -157,8 +182,69 @@ impl State {
         }
     }
 
+    /// Ends everything, as if nobody had said why.
+    pub(super) fn lose_data(&mut self) {
+        while let Some(lease) = self.leases.keys().next().cloned() {
+            self.delete_lease(&lease);
+        }
+        while let Some(node) = self.nodes.keys().next().cloned() {
+            self.delete_node(&node);
+        }
+        while let Some(table) = self.tables.keys().next().cloned() {
+            self.delete_table(&table);
+        }
+        while let Some(id) = self.requests.keys().next().copied() {
+            self.expire_request(id);
+        }
+        self.expiries.clear();
+    }
+
+    pub(super) fn set_wall_clock(&mut self, clock: WallClock, now: Instant) {
+        let before = std::mem::replace(&mut self.clock, clock);
+        if let WallClock::Slow(by) = before {
+            self.shift_expiries(|at| at.checked_sub(by).unwrap_or(now));
+        }
+        if let WallClock::Slow(by) = clock {
+            self.shift_expiries(|at| at + by);
+        }
+        if matches!(clock, WallClock::Right | WallClock::Slow(_)) {
+            for lease in self.leases.keys().cloned().collect::<Vec<_>>() {
+                self.shorten_lease(&lease, now);
+            }
+        }
+    }
+
+    /// Ends what would end some day, as a clock does that jumps ahead.
+    pub(super) fn run_out(&mut self, now: Instant) {
+        self.shift_expiries(|at| at.min(now));
+        self.expire(now);
+    }
+
+    fn shift_expiries(&mut self, shift: impl Fn(Instant) -> Instant) {
+        for (before, what) in std::mem::take(&mut self.expiries) {
+            let at = shift(before);
+            match &what {
+                Expiring::Lease(lease) => self.move_lease(lease, at),
+                Expiring::Node(node) => self.move_node(node, at),
+                Expiring::Request(_) => {}
+            }
+            self.expiries.insert((at, what));
+        }
+    }
+
+    /// When something runs out that lasts so long from now, by the store's clock.
+    pub(super) fn expiry(&self, now: Instant, ttl: Duration) -> Instant {
+        match self.clock {
+            WallClock::Fast(by) => now + by + ttl,
+            WallClock::Right | WallClock::Still | WallClock::Slow(_) => now + ttl,
+        }
+    }
+
     /// Removes what has run out, and tells the watches.
     fn expire(&mut self, now: Instant) {
+        if self.clock == WallClock::Still {
+            return;
+        }
         while let Some((at, _)) = self.expiries.first()
             && *at <= now
             && let Some((_, what)) = self.expiries.pop_first()

@@ -243,9 +243,52 @@ async fn a_node_watch_tells_who_left_and_who_expired() {
     assert!(matches!(next(&mut watch).await.unwrap(), NodeEvent::Joined(r) if r.info == b));
     let left = NodeEvent::Left { node: a.id, incarnation: a.incarnation };
     assert_eq!(next(&mut watch).await.unwrap(), left);
-    let expired = NodeEvent::Expired { node: b.id, incarnation: b.incarnation };
+    let expired = NodeEvent::Expired { node: b.id, incarnation: b.incarnation, judged: true };
     assert_eq!(next(&mut watch).await.unwrap(), expired);
     assert_eq!(started.elapsed(), secs(7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_was_never_set_ends_late_what_was_before_and_early_what_came_under_it() {
+    let store = backend();
+    let names = || async {
+        let nodes = store.discovery().nodes().await.unwrap();
+        nodes.iter().map(|node| node.info.id.to_string()).collect::<Vec<_>>()
+    };
+    let lease_of = |name| {
+        let leases = store.lease();
+        async move { leases.get(&lease(name)).await.unwrap() }
+    };
+    register(&store, &node("before"), 10).await;
+    acquire(&store, &request("before", "before", 10)).await;
+    store.set_wall_clock(WallClock::Slow(secs(50 * 365 * 86_400)));
+    register(&store, &node("under"), 10).await;
+    advance(secs(11)).await;
+    assert_eq!(names().await, ["before"]);
+    assert_eq!(lease_of("before").await, None, "a lease lasts for its TTL at most");
+    register(&store, &node("under"), 10).await;
+    acquire(&store, &request("under", "under", 10)).await;
+    store.set_wall_clock(WallClock::Right);
+    assert_eq!(names().await, [""; 0]);
+    assert_eq!(lease_of("under").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_jump_of_the_clock_ends_is_told_as_expired() {
+    let store = backend();
+    let mut watch = store.discovery().watch();
+    assert_eq!(next(&mut watch).await.unwrap(), NodeEvent::Snapshot(Vec::new()));
+    let one = node("n1");
+    let held = register(&store, &one, 10).await;
+    acquire(&store, &request("a", "n1", 10)).await;
+    assert!(matches!(next(&mut watch).await.unwrap(), NodeEvent::Joined(_)));
+    store.run_out();
+    let (node, incarnation) = (held.node.clone(), held.incarnation);
+    let expired = NodeEvent::Expired { node, incarnation, judged: true };
+    assert_eq!(next(&mut watch).await.unwrap(), expired);
+    assert_eq!(store.lease().get(&lease("a")).await.unwrap(), None);
+    let gone = store.discovery().heartbeat(&held, &one).await.unwrap();
+    assert!(matches!(gone, Heartbeat::Gone), "{gone:?}");
 }
 
 #[tokio::test(start_paused = true)]

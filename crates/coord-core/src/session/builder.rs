@@ -30,7 +30,7 @@ const TTL_DEFAULT: Duration = Duration::from_secs(30);
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use coord_core::{Backend, ClusterName, Incarnation, Leases, MemoryBackend, NodeId, Ran};
+/// # use coord_core::{Backend, ClusterName, Incarnation, Leases, MemoryBackend, NodeId, RunOutcome};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> coord_core::Result<()> {
 /// let backend = MemoryBackend::isolated(ClusterName::new("orders")?);
@@ -38,9 +38,9 @@ const TTL_DEFAULT: Duration = Duration::from_secs(30);
 /// let guard = leases.lease("scheduler")?.ttl(Duration::from_secs(15)).acquire().await?;
 /// assert!(guard.is_held());
 /// match guard.run(|fence| async move { fence.term }).await {
-///     Ran::Finished(term) => println!("worked under term {term}"),
-///     Ran::Lost(lost) => println!("stopped: {lost}"),
-///     Ran::Panicked(payload) => std::panic::resume_unwind(payload),
+///     RunOutcome::Finished(term) => println!("worked under term {term}"),
+///     RunOutcome::Lost(lost) => println!("stopped: {lost}"),
+///     RunOutcome::Panicked(payload) => std::panic::resume_unwind(payload),
 ///     _ => {}
 /// }
 /// # Ok(())
@@ -104,6 +104,7 @@ impl Leases {
             name,
             asked: Asked { ttl, margin, renew_every, request_timeout, retry_every },
             reclaim: Reclaim::No,
+            on_retry: OnRetry::default(),
         }
     }
 
@@ -148,6 +149,27 @@ pub struct LeaseBuilder {
     name: LeaseName,
     asked: Asked,
     reclaim: Reclaim,
+    on_retry: OnRetry,
+}
+
+/// Who is told of each request to acquire that failed and that trying again may heal.
+#[derive(Clone, Default)]
+pub(super) struct OnRetry(Option<Tell>);
+
+type Tell = Arc<dyn Fn(&Error) + Send + Sync>;
+
+impl OnRetry {
+    pub(super) fn tell(&self, error: &Error) {
+        if let Some(tell) = &self.0 {
+            tell(error);
+        }
+    }
+}
+
+impl fmt::Debug for OnRetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Some" } else { "None" })
+    }
 }
 
 impl LeaseBuilder {
@@ -178,8 +200,8 @@ impl LeaseBuilder {
         self
     }
 
-    /// How often a waiting candidate tries although the watch tells it nothing; a fifth of the TTL, and
-    /// at most 5 s, unless said.
+    /// How often a waiting candidate tries where no watch shows it who holds the lease; a fifth of the
+    /// TTL, and at most 5 s, unless said. With a watch that does, trying once a TTL is enough.
     pub fn retry_every(mut self, interval: Duration) -> Self {
         self.asked.retry_every = Some(interval);
         self
@@ -191,6 +213,13 @@ impl LeaseBuilder {
         self
     }
 
+    /// Called for each request to acquire that failed and that trying again may heal, with the failure.
+    /// It must not block.
+    pub fn on_retry(mut self, tell: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        self.on_retry = OnRetry(Some(Arc::new(tell)));
+        self
+    }
+
     /// Checks it all.
     ///
     /// # Errors
@@ -198,8 +227,8 @@ impl LeaseBuilder {
     pub fn build(self) -> Result<LeaseSession> {
         let timing = Timing::new(&self.asked).map_err(|error| error.resource(&self.name))?;
         let state = watch::Sender::new(LeaseState::Idle);
-        let Self { leases, name, reclaim, .. } = self;
-        Ok(LeaseSession { leases, name, timing, reclaim, state })
+        let Self { leases, name, reclaim, on_retry, .. } = self;
+        Ok(LeaseSession { leases, name, timing, reclaim, on_retry, state })
     }
 
     /// [`build`](Self::build) and [`LeaseSession::acquire`].
@@ -242,7 +271,7 @@ pub enum TryAcquire {
 pub enum LeaseState {
     /// It neither holds the lease nor wants it.
     Idle,
-    /// It wants the lease; who holds it, if that is known.
+    /// It wants the lease; who else holds it, if that is known.
     Acquiring(Option<Holder>),
     /// It holds the lease, under this fence.
     Held(Fence),
@@ -255,6 +284,7 @@ pub struct LeaseSession {
     name: LeaseName,
     timing: Timing,
     reclaim: Reclaim,
+    on_retry: OnRetry,
     state: watch::Sender<LeaseState>,
 }
 
@@ -279,7 +309,9 @@ impl LeaseSession {
     ///
     /// # Errors
     /// `Denied`, `Invalid`, `Unsupported`, `Misconfigured`, `Closed`, `Internal` as the store answers,
-    /// at once. `Corrupt` if the store granted a term that is not above all that were seen before: that
+    /// at once; but a candidate that the store has answered before, and that is denied then, goes on
+    /// ever more slowly (up to a minute apart), for a store that has just started may deny everything.
+    /// `Corrupt` if the store granted a term that is not above all that were seen before: that
     /// grant is released.
     ///
     /// # Cancel safety
@@ -316,8 +348,10 @@ impl LeaseSession {
     }
 
     async fn begin(&self, patience: Patience) -> Result<TryAcquire> {
-        let internal =
-            |why| Error::new(ErrorKind::Internal, "acquire").message(why).resource(&self.name);
+        let internal = |why| {
+            let error = Error::new(ErrorKind::Internal, "acquire").effect_none();
+            error.message(why).resource(&self.name)
+        };
         let runtime =
             Handle::try_current().map_err(|_error| internal("not inside a Tokio runtime"))?;
         let (reply, answer) = oneshot::channel();
@@ -325,6 +359,7 @@ impl LeaseSession {
             leases: self.leases.clone(),
             timing: self.timing.clone(),
             state: self.state.clone(),
+            on_retry: self.on_retry.clone(),
             candidate: Candidate::new(
                 self.name.clone(),
                 AttemptId::random(),
@@ -349,7 +384,7 @@ impl LeaseSession {
 
 /// The highest term that was seen of each lease, so that one that went back is noticed.
 #[derive(Debug, Default)]
-pub(super) struct Terms(Mutex<BTreeMap<LeaseName, (Term, AttemptId)>>);
+pub(super) struct Terms(Mutex<Seen>);
 
 impl Terms {
     /// Notes what a record shows.
@@ -376,14 +411,69 @@ impl Terms {
 
     /// The highest term, and whose it is, once this one is taken into account.
     fn note(&self, lease: &LeaseName, term: Term, attempt: AttemptId) -> (Term, AttemptId) {
-        let mut terms = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if terms.len() >= TERMS_MAX && !terms.contains_key(lease) {
-            terms.pop_first();
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.note(lease, term, attempt)
+    }
+}
+
+/// Terms by lease, and which lease was seen longest ago.
+#[derive(Debug, Default)]
+struct Seen {
+    by_lease: BTreeMap<LeaseName, Highest>,
+    by_age: BTreeMap<u64, LeaseName>,
+    looks: u64,
+}
+
+#[derive(Debug)]
+struct Highest {
+    term: Term,
+    attempt: AttemptId,
+    /// When it was looked at last.
+    look: u64,
+}
+
+impl Seen {
+    fn note(&mut self, lease: &LeaseName, term: Term, attempt: AttemptId) -> (Term, AttemptId) {
+        self.looks += 1;
+        let look = self.looks;
+        let highest = match self.by_lease.get_mut(lease) {
+            Some(highest) => highest,
+            None => {
+                if self.by_lease.len() >= TERMS_MAX
+                    && let Some((_, oldest)) = self.by_age.pop_first()
+                {
+                    self.by_lease.remove(&oldest);
+                }
+                self.by_lease.entry(lease.clone()).or_insert(Highest { term, attempt, look })
+            }
+        };
+        self.by_age.remove(&highest.look);
+        self.by_age.insert(look, lease.clone());
+        highest.look = look;
+        if term > highest.term {
+            (highest.term, highest.attempt) = (term, attempt);
         }
-        let highest = terms.entry(lease.clone()).or_insert((term, attempt));
-        if term > highest.0 {
-            *highest = (term, attempt);
+        (highest.term, highest.attempt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lease_that_was_seen_longest_ago_is_forgotten() {
+        let name = |number: usize| LeaseName::new(format!("jobs-{number:05}")).expect("a name");
+        let attempt = AttemptId::random();
+        let mut seen = Seen::default();
+        for number in 0..TERMS_MAX {
+            seen.note(&name(number), Term::from_u64(9), attempt);
         }
-        *highest
+        // The first in order is looked at again, so the second is the oldest now.
+        assert_eq!(seen.note(&name(0), Term::from_u64(3), attempt).0, Term::from_u64(9));
+        seen.note(&name(TERMS_MAX), Term::from_u64(9), attempt);
+        assert_eq!(seen.note(&name(0), Term::from_u64(3), attempt).0, Term::from_u64(9));
+        assert_eq!(seen.note(&name(1), Term::from_u64(3), attempt).0, Term::from_u64(3));
+        assert_eq!((seen.by_lease.len(), seen.by_age.len()), (TERMS_MAX, TERMS_MAX));
     }
 }

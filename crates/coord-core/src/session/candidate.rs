@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::machine::deadline;
 use super::timing::Timing;
-use crate::backoff::{BackOff, Jitter};
+use crate::backoff::{BackOff, Jitter, OPERATOR_PAUSE};
 use crate::clock::Moment;
-use crate::error::{Effect, Error, Result};
+use crate::error::{Effect, Error, ErrorKind, Result};
 use crate::lease::{Acquire, LeaseEvent};
 use crate::types::{AttemptId, Grant, LeaseName, LeaseRecord};
 use crate::watch::Watched;
@@ -52,6 +52,14 @@ pub(super) struct Candidate {
     try_at: Moment,
     /// A request of this attempt may have been granted without an answer.
     maybe_granted: bool,
+    /// The store has answered this candidate before, so that it may know better later what it
+    /// denies now.
+    was_answered: bool,
+    /// How often it was denied since.
+    denials: u32,
+    /// Whether the last that the watch told is who holds the lease, so that it tells what becomes of
+    /// that one.
+    is_watched: bool,
     other: Option<Other>,
 }
 
@@ -84,6 +92,9 @@ impl Candidate {
             tries: 0,
             try_at: now,
             maybe_granted: false,
+            was_answered: false,
+            denials: 0,
+            is_watched: false,
             other: None,
         }
     }
@@ -125,6 +136,9 @@ impl Candidate {
         fits: impl FnOnce(&Grant) -> Result<()>,
     ) -> Verdict {
         self.tries += 1;
+        if answer.is_ok() {
+            (self.was_answered, self.denials) = (true, 0);
+        }
         match answer {
             Ok(Acquire::Acquired(grant)) => self.granted(sent_at, now, grant, fits),
             Ok(Acquire::Held(record)) => {
@@ -134,7 +148,7 @@ impl Candidate {
                     return Verdict::Held(record);
                 }
                 self.saw(now, record);
-                self.try_at = now.plus(self.jitter.around(self.timing.retry_every));
+                self.try_later(now);
                 Verdict::GoOn
             }
             Err(error) => self.failed(now, error),
@@ -182,13 +196,22 @@ impl Candidate {
 
     fn failed(&mut self, now: Moment, error: Error) -> Verdict {
         self.maybe_granted |= error.effect() == Effect::Unknown;
-        if !error.is_retryable() || !self.may_try_again() {
+        // A store that has just started may deny what it permits a second later.
+        let is_denied = error.kind() == ErrorKind::Denied && self.waits() && self.was_answered;
+        if !is_denied && (!error.is_retryable() || !self.may_try_again()) {
+            let error = if self.maybe_granted { error.effect_unknown() } else { error };
             return Verdict::Failed(error);
         }
+        let retry_every = self.timing.retry_every;
         let pause = match self.patience {
+            _ if is_denied => {
+                let doubled = retry_every.saturating_mul(1 << self.denials.min(10));
+                self.denials += 1;
+                self.jitter.around(doubled.min(OPERATOR_PAUSE.max(retry_every)))
+            }
             Patience::TriesOnce => self.jitter.around(self.timing.retry_pause),
             Patience::WaitsItsTurn => {
-                self.back_off.after(&error, &mut self.jitter).min(self.timing.retry_every)
+                self.back_off.after(&error, &mut self.jitter).min(retry_every)
             }
         };
         self.try_at = now.plus(pause);
@@ -201,6 +224,10 @@ impl Candidate {
 
     /// Takes in what the watch tells.
     pub(super) fn watched(&mut self, now: Moment, told: &Watched<LeaseEvent>) {
+        let was_watched = self.is_watched;
+        self.is_watched =
+            matches!(told, Watched::Event(LeaseEvent::Changed(_) | LeaseEvent::Snapshot(Some(_))));
+        self.was_answered |= !matches!(told, Watched::Disconnected(_));
         match told {
             Watched::Event(LeaseEvent::Vacant | LeaseEvent::Snapshot(None)) => {
                 let most = if self.ran_out(now) {
@@ -218,14 +245,26 @@ impl Candidate {
                 }
                 // Another one was faster: whoever was about to try waits again.
                 let is_new = self.saw(now, record.clone());
-                if is_new {
-                    self.try_at = now.plus(self.jitter.around(self.timing.retry_every));
+                if is_new || !was_watched {
+                    self.try_later(now);
                 }
             }
             // All candidates hear of it at once, as of an expiry.
-            Watched::Back => self.try_within(now, self.timing.expiry_jitter()),
-            Watched::Away(_) => {}
+            Watched::Reconnected => self.try_within(now, self.timing.expiry_jitter()),
+            Watched::Disconnected(_) => {
+                let most = now.plus(self.jitter.around(self.timing.retry_every));
+                self.try_at = self.try_at.min(most);
+            }
         }
+    }
+
+    /// While the watch tells what becomes of the lease, trying is the net under it, and once a TTL is
+    /// enough.
+    fn try_later(&mut self, now: Moment) {
+        let retry_every = self.timing.retry_every;
+        let pause =
+            if self.is_watched { retry_every.max(self.timing.ttl.get()) } else { retry_every };
+        self.try_at = now.plus(self.jitter.around(pause));
     }
 
     fn try_within(&mut self, now: Moment, most: Duration) {

@@ -8,9 +8,9 @@ use futures::FutureExt;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{oneshot, watch};
 
-use super::builder::{LeaseState, Leases, TryAcquire};
+use super::builder::{LeaseState, Leases, OnRetry, TryAcquire};
 use super::candidate::{Candidate, Verdict};
-use super::guard::{LeaseGuard, Lost, StopOrder, Tenure};
+use super::guard::{HeldLease, LeaseGuard, Lost, StopOrder};
 use super::machine::{Action, Holding, Stop};
 use super::timing::Timing;
 use crate::clock::{Clock, Moment};
@@ -62,6 +62,7 @@ pub(super) struct Campaign {
     pub(super) leases: Leases,
     pub(super) timing: Timing,
     pub(super) state: watch::Sender<LeaseState>,
+    pub(super) on_retry: OnRetry,
     pub(super) candidate: Candidate,
     pub(super) request: AcquireRequest,
 }
@@ -89,7 +90,7 @@ impl Campaign {
         reply: &mut oneshot::Sender<Result<TryAcquire>>,
     ) -> Option<Result<TryAcquire>> {
         let clock = self.leases.clock.clone();
-        let mut watcher = None;
+        let (mut watcher, mut failed_with) = (None, None);
         loop {
             self.wait(&mut watcher, reply).await?;
             let sent_at = clock.now();
@@ -97,13 +98,25 @@ impl Campaign {
             let until = sent_at.plus(self.timing.request_timeout);
             let request = self.leases.lease.try_acquire(&self.request);
             let answer = bounded(&*clock, until, "acquire", request).await;
-            if let Ok(Acquire::Held(record)) = &answer {
-                self.saw(Some(record));
+            match &answer {
+                Ok(Acquire::Held(record)) => self.saw(Some(record)),
+                Err(error) if error.is_retryable() => {
+                    let lease = &self.request.lease;
+                    tracing::warn!(%lease, %error, "a lease could not be asked for");
+                    self.on_retry.tell(error);
+                }
+                _ => {}
             }
+            let failure = answer.as_ref().err().map(|error| (error.kind(), error.to_string()));
+            let is_news = failure.as_ref().map(|(kind, _)| *kind) != failed_with;
+            failed_with = failure.as_ref().map(|(kind, _)| *kind);
             let terms = &self.leases.terms;
             let fits = |grant: &Grant| terms.admit(grant);
             match self.candidate.answered(sent_at, clock.now(), answer, fits) {
                 Verdict::GoOn => {
+                    if let Some(failure) = failure.filter(|_| is_news) {
+                        self.tell_failure(failure);
+                    }
                     if watcher.is_none() && self.candidate.waits() {
                         watcher = Some(self.watcher());
                     }
@@ -123,6 +136,16 @@ impl Campaign {
                     return Some(Err(error));
                 }
             }
+        }
+    }
+
+    /// Tells that a try failed that is made again: once, until it goes otherwise.
+    fn tell_failure(&self, (kind, error): (ErrorKind, String)) {
+        let lease = &self.request.lease;
+        if kind == ErrorKind::Denied {
+            tracing::error!(%lease, error, "the lease is denied now; it is tried again, ever more slowly");
+        } else {
+            tracing::warn!(%lease, error, "the lease can't be asked for; it is tried again");
         }
     }
 
@@ -148,11 +171,11 @@ impl Campaign {
                         Watched::Event(LeaseEvent::Snapshot(record)) => self.saw(record.as_ref()),
                         Watched::Event(LeaseEvent::Changed(record)) => self.saw(Some(record)),
                         Watched::Event(LeaseEvent::Vacant) => self.saw(None),
-                        Watched::Away(error) => {
+                        Watched::Disconnected(error) => {
                             let lease = &self.request.lease;
                             tracing::warn!(%lease, %error, "the lease can't be watched");
                         }
-                        Watched::Back => {}
+                        Watched::Reconnected => {}
                     }
                     self.candidate.watched(clock.now(), &told);
                 }
@@ -166,7 +189,10 @@ impl Campaign {
         if let Some(record) = record {
             self.leases.terms.saw(record);
         }
-        let now = LeaseState::Acquiring(record.map(|record| record.holder.clone()));
+        // Its own grant, of which it was not told yet, is nobody else's.
+        let own = self.request.holder.attempt;
+        let other = record.map(|record| &record.holder).filter(|holder| holder.attempt != own);
+        let now = LeaseState::Acquiring(other.cloned());
         self.state.send_if_modified(|state| {
             let is_news = *state != now;
             *state = now;
@@ -188,7 +214,7 @@ impl Campaign {
         let (lost, lost_seen) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let clock = self.leases.clock.clone();
-        let tenure = Tenure::new(clock, grant, holding.deadline(), lost_seen);
+        let tenure = HeldLease::new(clock, grant, holding.deadline(), lost_seen);
         let keeper = Keeper {
             leases: self.leases.clone(),
             state: self.state.clone(),
@@ -250,7 +276,7 @@ async fn release(leases: &Leases, holding: &mut Holding, until: Moment) {
 struct Keeper {
     leases: Leases,
     state: watch::Sender<LeaseState>,
-    tenure: Tenure,
+    tenure: HeldLease,
     holding: Holding,
     lost: watch::Sender<Option<Lost>>,
     /// None once the order to stop has come.

@@ -76,7 +76,7 @@ impl fmt::Display for Lost {
 #[non_exhaustive]
 #[derive(Debug)]
 #[must_use]
-pub enum Ran<T> {
+pub enum RunOutcome<T> {
     /// The work finished while the lease was held, and returned this; the lease was released then.
     Finished(T),
     /// The lease was lost first, and the work was dropped.
@@ -88,7 +88,7 @@ pub enum Ran<T> {
 /// One tenure of a lease, as any part of the holding process may look at it. It can't end it: that is
 /// for the [`LeaseGuard`], which derefs to this.
 #[derive(Clone)]
-pub struct Tenure(Arc<Shared>);
+pub struct HeldLease(Arc<Shared>);
 
 struct Shared {
     clock: Arc<dyn Clock>,
@@ -102,7 +102,7 @@ struct Shared {
 
 const SEALED: u64 = 0;
 
-impl Tenure {
+impl HeldLease {
     pub(super) fn new(
         clock: Arc<dyn Clock>,
         grant: Grant,
@@ -211,9 +211,9 @@ impl Tenure {
     }
 }
 
-impl fmt::Debug for Tenure {
+impl fmt::Debug for HeldLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tenure")
+        f.debug_struct("HeldLease")
             .field("fence", &self.0.fence)
             .field("deadline", &self.deadline())
             .finish_non_exhaustive()
@@ -232,7 +232,7 @@ fn nanos(moment: Moment) -> u64 {
 /// without waiting.
 #[must_use = "dropping the guard releases the lease"]
 pub struct LeaseGuard {
-    tenure: Tenure,
+    tenure: HeldLease,
     stop: Option<oneshot::Sender<StopOrder>>,
 }
 
@@ -249,22 +249,23 @@ impl StopOrder {
 }
 
 impl LeaseGuard {
-    pub(super) fn new(tenure: Tenure, stop: oneshot::Sender<StopOrder>) -> Self {
+    pub(super) fn new(tenure: HeldLease, stop: oneshot::Sender<StopOrder>) -> Self {
         Self { tenure, stop: Some(stop) }
     }
 
     /// A view of the tenure to hand to other parts of the process.
     #[must_use]
-    pub fn tenure(&self) -> Tenure {
+    pub fn tenure(&self) -> HeldLease {
         self.tenure.clone()
     }
 
     /// Ends the tenure: stops renewing, awaits the renewal that is on its way, and only then releases
-    /// the grant in the store. [`is_held`](Tenure::is_held) is false as soon as this is polled. What
-    /// was lost before is `NotHeld`.
+    /// the grant in the store. [`is_held`](HeldLease::is_held) is false as soon as this is polled. What
+    /// was lost before is `NotHeld`; what a try ended whose answer was lost is `Released`.
     ///
     /// # Errors
-    /// That of the last of three tries. The lease then ends by its TTL.
+    /// That of the last of three tries; its effect is unknown if that of any of them is. The lease then
+    /// ends by its TTL.
     ///
     /// # Cancel safety
     /// The release goes on without the caller.
@@ -296,7 +297,7 @@ impl LeaseGuard {
     ///
     /// # Cancel safety
     /// The work is dropped, and the lease is released after it.
-    pub async fn run<T, F, W>(self, work: F) -> Ran<T>
+    pub async fn run<T, F, W>(self, work: F) -> RunOutcome<T>
     where
         F: FnOnce(Fence) -> W + Send,
         W: Future<Output = T> + Send,
@@ -312,14 +313,14 @@ impl LeaseGuard {
                 outcome = &mut work => Some(outcome),
             }
         };
-        let Some(outcome) = outcome else { return Ran::Lost(self.lost().await) };
+        let Some(outcome) = outcome else { return RunOutcome::Lost(self.lost().await) };
         let name = self.name().clone();
         if let Err(error) = self.release().await {
             tracing::warn!(lease = %name, %error, "the lease could not be released after its work");
         }
         match outcome {
-            Ok(value) => Ran::Finished(value),
-            Err(payload) => Ran::Panicked(payload),
+            Ok(value) => RunOutcome::Finished(value),
+            Err(payload) => RunOutcome::Panicked(payload),
         }
     }
 
@@ -333,9 +334,9 @@ impl LeaseGuard {
 }
 
 impl Deref for LeaseGuard {
-    type Target = Tenure;
+    type Target = HeldLease;
 
-    fn deref(&self) -> &Tenure {
+    fn deref(&self) -> &HeldLease {
         &self.tenure
     }
 }

@@ -6,7 +6,7 @@ use super::guard::Lost;
 use super::timing::Timing;
 use crate::backoff::Jitter;
 use crate::clock::Moment;
-use crate::error::{Error, Result};
+use crate::error::{Effect, Error, Result};
 use crate::lease::{Release, Renew};
 use crate::types::Grant;
 
@@ -48,6 +48,8 @@ pub(super) struct Holding {
     phase: Phase,
     last_error: Option<Arc<Error>>,
     end: Option<Lost>,
+    /// A release may have been done without an answer.
+    maybe_released: bool,
     released: Option<Result<Release>>,
 }
 
@@ -81,6 +83,7 @@ impl Holding {
             phase: Phase::Held { renew_at },
             last_error: None,
             end: None,
+            maybe_released: false,
             released: None,
             timing,
             jitter,
@@ -204,7 +207,14 @@ impl Holding {
     pub(super) fn released(&mut self, now: Moment, answer: Result<Release>) {
         let Phase::Releasing { tries_left, .. } = self.phase else { return };
         let again = tries_left > 1 && answer.as_ref().is_err_and(Error::is_retryable);
-        self.released = Some(answer);
+        self.maybe_released |=
+            answer.as_ref().is_err_and(|error| error.effect() == Effect::Unknown);
+        self.released = Some(match answer {
+            // It was an earlier try whose answer was lost: until its TTL nothing else ends the grant.
+            Ok(Release::NotHeld) if self.maybe_released => Ok(Release::Released),
+            Err(error) if self.maybe_released => Err(error.effect_unknown()),
+            answer => answer,
+        });
         self.phase = if again {
             let pause = self.jitter.around(self.timing.retry_pause);
             Phase::Releasing { at: now.plus(pause), tries_left: tries_left - 1 }

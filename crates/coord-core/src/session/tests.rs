@@ -14,7 +14,7 @@ use self::fake::{Fake, Fault};
 use super::*;
 use crate::backend::Backend;
 use crate::clock::{Clock, Moment, TokioClock};
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::lease::Release;
 use crate::memory::MemoryBackend;
 use crate::types::{ClusterName, Incarnation, NodeId, Ttl};
@@ -443,6 +443,17 @@ async fn nothing_renews_for_a_guard_that_was_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_release_whose_answer_was_lost_is_released() {
+    for fault in [Fault::AnswerLost, Fault::AppliedError] {
+        let world = World::new();
+        let guard = world.acquire().await;
+        world.fake.fail("release", [fault]);
+        assert_eq!(guard.release().await.expect("second try"), Release::Released);
+        assert_eq!(world.fake.calls("release").len(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_is_tried_again_and_then_left_to_the_ttl() {
     let world = World::new();
     let guard = world.acquire().await;
@@ -509,7 +520,7 @@ async fn work_is_dropped_at_the_deadline_and_before_the_release() {
         let _dropped = dropped;
         pending::<()>().await;
     });
-    assert!(matches!(ran.await, Ran::Lost(Lost::Expired { .. })));
+    assert!(matches!(ran.await, RunOutcome::Lost(Lost::Expired { .. })));
     assert_eq!(*at.lock().expect("no panic inside"), Some(until));
     assert!(world.fake.holder().is_some(), "before another could hold it");
     world.vacant().await;
@@ -523,7 +534,7 @@ async fn work_that_finishes_is_followed_by_the_release() {
         sleep(Duration::from_secs(100)).await;
         fence.term.get()
     });
-    assert!(matches!(ran.await, Ran::Finished(1)));
+    assert!(matches!(ran.await, RunOutcome::Finished(1)));
     assert!(world.fake.holder().is_none(), "released before the outcome is told");
 }
 
@@ -538,8 +549,8 @@ async fn panicking_work_is_reported_and_nothing_renews_for_it() {
         sleep(Duration::from_secs(100)).await;
         panic!("the work has a bug");
     });
-    let ran: Ran<()> = ran.await;
-    let Ran::Panicked(payload) = ran else { panic!("reported") };
+    let ran: RunOutcome<()> = ran.await;
+    let RunOutcome::Panicked(payload) = ran else { panic!("reported") };
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"the work has a bug"));
     let unwound = at.lock().expect("no panic inside").expect("unwound");
     assert!(fake.calls("release").iter().all(|sent| *sent >= unwound));
@@ -569,7 +580,7 @@ async fn cancelled_work_is_dropped_before_the_release() {
 }
 
 /// Notes whether the lease was still held when it was dropped.
-struct HeldAtDrop(Tenure, Arc<Mutex<Option<bool>>>);
+struct HeldAtDrop(HeldLease, Arc<Mutex<Option<bool>>>);
 
 impl Drop for HeldAtDrop {
     fn drop(&mut self) {
@@ -593,6 +604,28 @@ async fn the_state_shows_none_acquiring_and_held() {
     assert_eq!(*state.borrow_and_update(), LeaseState::Held(next.fence()));
     drop(next);
     state.wait_for(|state| *state == LeaseState::Idle).await.expect("alive");
+}
+
+/// The watch shows the candidate's own grant before the store has answered for it.
+#[tokio::test(start_paused = true)]
+async fn the_state_never_names_the_candidate_itself_as_the_holder() {
+    let world = World::new();
+    let guard = world.acquire().await;
+    let lost = [Fault::AppliedError, Fault::Error(ErrorKind::Unavailable)];
+    let session = session(&world.node(2));
+    let mut state = session.state();
+    let acquiring = spawn(async move { session.acquire().await });
+    state.wait_for(|state| matches!(state, LeaseState::Acquiring(Some(_)))).await.expect("alive");
+    world.fake.fail("acquire", lost);
+    drop(guard);
+    let seen = spawn(async move {
+        let own = NodeId::new("node-2").expect("id");
+        let is_named = |state: &LeaseState| matches!(state, LeaseState::Acquiring(Some(holder)) if holder.node == own);
+        let told = state.wait_for(|state| is_named(state) || matches!(state, LeaseState::Held(_)));
+        told.await.map(|state| is_named(&state)).expect("alive")
+    });
+    let _guard = acquiring.await.expect("no panic").expect("acquired");
+    assert!(!seen.await.expect("no panic"), "it named itself");
 }
 
 #[tokio::test(start_paused = true)]
@@ -627,4 +660,85 @@ async fn a_thousand_candidates_do_not_act_in_step() {
     assert!(calls <= 500, "{calls} requests for one release");
     assert!(next.is_held() && wins.try_recv().is_err());
     drop(candidates);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_told_once_that_it_is_held_takes_no_older_term() {
+    let world = World::new();
+    for _ in 0..2 {
+        let guard = world.acquire().await;
+        assert_eq!(guard.release().await.expect("released"), Release::Released);
+    }
+    let guard = world.acquire().await;
+    let other = session(&world.node(2));
+    let told = other.try_acquire().await.expect("answered");
+    assert!(matches!(told, TryAcquire::Held(_)), "{told:?}");
+    assert_eq!(guard.release().await.expect("released"), Release::Released);
+    // The store was restored from a backup.
+    world.fake.with(|state| state.term = 1);
+    let error = other.try_acquire().await.expect_err("the term went back");
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_failed_try_is_reported_and_the_lease_is_watched_once() {
+    let world = World::new();
+    world.fake.fail("acquire", [Fault::Error(ErrorKind::Unavailable); 3]);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = {
+        let told = Arc::clone(&told);
+        move |error: &Error| told.lock().expect("no panic inside").push(error.kind())
+    };
+    let builder = world.leases.lease("scheduler").expect("name").ttl(TTL).on_retry(tell);
+    let guard = builder.build().expect("times").acquire().await.expect("acquired");
+    assert!(guard.is_held());
+    assert_eq!(*told.lock().expect("no panic inside"), [ErrorKind::Unavailable; 3]);
+    assert_eq!(world.fake.calls("acquire").len(), 4);
+    assert_eq!(world.fake.calls("watch").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_state_reports_each_change_of_the_holder_once() {
+    let world = World::new();
+    let guard = world.acquire().await;
+    let waiting = session(&world.node(2));
+    let mut state = waiting.state();
+    let acquired = spawn(async move { waiting.acquire().await.expect("acquired") });
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let _seeing = {
+        let seen = Arc::clone(&seen);
+        spawn(async move {
+            while state.changed().await.is_ok() {
+                seen.lock().expect("no panic inside").push(state.borrow_and_update().clone());
+            }
+        })
+    };
+    // Several tries find the same holder.
+    sleep(10 * TTL).await;
+    assert!(world.fake.calls("acquire").len() > 2);
+    let holder = guard.grant().holder;
+    let take = || std::mem::take(&mut *seen.lock().expect("no panic inside"));
+    let first = take();
+    assert_eq!(first.last(), Some(&LeaseState::Acquiring(Some(holder))), "{first:?}");
+    assert!(first.len() <= 2, "{first:?}");
+    // The lease is free for as long as the next try is under way.
+    world.fake.fail("acquire", [Fault::Slow(Duration::from_millis(10))]);
+    assert_eq!(guard.release().await.expect("released"), Release::Released);
+    let next = acquired.await.expect("no panic");
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(take(), [LeaseState::Acquiring(None), LeaseState::Held(next.fence())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_candidate_gives_back_no_grant_of_another_one() {
+    let world = World::new();
+    let guard = world.acquire().await;
+    world.fake.fail("acquire", [Fault::Hangs]);
+    let acquiring = world.spawn_acquire(2);
+    world.called("acquire", 2).await;
+    drop(acquiring);
+    world.called("get", 1).await;
+    sleep(TTL).await;
+    assert_eq!(world.fake.calls("release").len(), 0);
+    assert!(guard.is_held());
 }

@@ -32,7 +32,7 @@ pub(super) struct Timing {
     pub(super) renew_every: Duration,
     /// How long one request may take.
     pub(super) request_timeout: Duration,
-    /// How often a candidate tries although the watch tells it nothing, before jitter.
+    /// How often a candidate tries where no watch shows it the holder, before jitter.
     pub(super) retry_every: Duration,
     /// The pause after a request that failed.
     pub(super) retry_pause: Duration,
@@ -172,5 +172,67 @@ mod tests {
         bad.renew_every = Some(Duration::MAX);
         assert!(Timing::new(&bad).is_err());
         assert!(Timing::new(&asked(Duration::from_millis(10))).is_err());
+    }
+
+    #[test]
+    fn each_bound_is_told_where_it_is_reached_and_only_there() {
+        let ns = Duration::from_nanos(1);
+        let ttl = Duration::from_secs(10);
+        let told =
+            |asked: Asked| Timing::new(&asked).err().map_or_else(String::new, |e| e.to_string());
+        let least = |interval| Asked {
+            margin: Some(MARGIN_MIN),
+            renew_every: Some(interval),
+            request_timeout: Some(interval),
+            retry_every: Some(interval),
+            ttl,
+        };
+        assert_eq!(told(least(INTERVAL_MIN)), "");
+        for name in ["renew_every", "request_timeout", "retry_every"] {
+            assert!(told(least(INTERVAL_MIN - ns)).contains(&format!("{name} 9.99")));
+        }
+        let timeout = |timeout| {
+            let renew_every = Some(Duration::from_secs(1));
+            told(Asked { request_timeout: Some(timeout), renew_every, ..asked(ttl) })
+        };
+        assert!(timeout(ttl / 3).contains("is not below ttl/3"));
+        assert_eq!(timeout(ttl / 3 - ns), "");
+        let margin = |margin| told(Asked { margin: Some(margin), ..asked(ttl) });
+        assert!(margin(MARGIN_MIN - ns).contains("is not from"));
+        assert!(margin(ttl).contains("is not from"));
+        let most = ttl - ttl / 5 - ttl / 30;
+        assert!(margin(most).contains("is not below ttl 10s;"), "{}", margin(most));
+        assert!(!margin(most - ns).contains("is not below ttl 10s;"));
+        // With a tenth of it, this is what a timeout of 2 s, a pause and the margin leave.
+        let renew =
+            |nanos| told(Asked { renew_every: Some(Duration::from_nanos(nanos)), ..asked(ttl) });
+        assert!(renew(6_060_606_061).contains("no time for a second one"));
+        assert_eq!(renew(6_060_606_060), "");
+    }
+
+    #[test]
+    fn what_is_granted_shortens_each_interval_and_lengthens_none() {
+        let (secs, millis) = (Duration::from_secs, Duration::from_millis);
+        let timing = Timing::new(&asked(secs(30))).expect("defaults");
+        let times = |timing: &Timing| {
+            let Timing { ttl, renew_every, request_timeout, retry_every, retry_pause, .. } = timing;
+            [ttl.get(), *renew_every, *request_timeout, *retry_every, *retry_pause]
+        };
+        assert_eq!(times(&timing), [secs(30), secs(10), secs(5), secs(5), secs(1)]);
+        let short = timing.for_granted(Ttl::new(secs(3)).expect("in range"));
+        assert_eq!(times(&short), [secs(3), secs(1), millis(600), secs(5), millis(100)]);
+        let long = timing.for_granted(Ttl::new(secs(60)).expect("in range"));
+        assert_eq!(times(&long), [secs(60), secs(10), secs(5), secs(5), secs(1)]);
+    }
+
+    #[test]
+    fn candidates_spread_over_a_tenth_of_the_ttl_at_most_and_less_after_a_release() {
+        let jitter = |seconds| {
+            let timing = Timing::new(&asked(Duration::from_secs(seconds))).expect("defaults");
+            timing.expiry_jitter()
+        };
+        assert_eq!(jitter(1), Duration::from_millis(100));
+        assert_eq!(jitter(60), EXPIRY_JITTER_MAX);
+        assert_eq!(Timing::release_jitter(), RELEASE_JITTER);
     }
 }

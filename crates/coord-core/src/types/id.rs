@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
@@ -54,7 +55,7 @@ macro_rules! random_id {
                     Ok(bits) if hex => Ok(Self(bits)),
                     _ => Err(Error::invalid(
                         "parse",
-                        format!("{} {text:?} is not 32 hexadecimal digits", $what),
+                        format!("{} {} is not 32 hexadecimal digits", $what, quoted(text)),
                     )),
                 }
             }

@@ -135,6 +135,9 @@ pub struct LeaseRecord {
     pub revision: Revision,
     /// How long it has still to live if nobody renews it, where that is known.
     pub may_expire_in: Option<Duration>,
+    /// How long ago it was renewed, where its holder or the store tells. For people: it goes by wall
+    /// clocks, maybe by those of two machines, so that nothing may be judged by it.
+    pub renewed_ago: Option<Duration>,
 }
 
 impl LeaseRecord {
@@ -142,7 +145,8 @@ impl LeaseRecord {
     #[must_use]
     pub fn new(grant: Grant) -> Self {
         let Grant { lease, holder, term, ttl, origin, revision } = grant;
-        Self { lease, holder, term, ttl, origin, revision, may_expire_in: None }
+        let (may_expire_in, renewed_ago) = (None, None);
+        Self { lease, holder, term, ttl, origin, revision, may_expire_in, renewed_ago }
     }
 
     /// With the time it has still to live.
@@ -150,6 +154,20 @@ impl LeaseRecord {
     pub fn with_may_expire_in(mut self, remaining: Option<Duration>) -> Self {
         self.may_expire_in = remaining;
         self
+    }
+
+    /// With how long ago it was renewed, as far as is told.
+    #[must_use]
+    pub fn with_renewed_ago(mut self, ago: Option<Duration>) -> Self {
+        self.renewed_ago = ago;
+        self
+    }
+
+    /// Whether its holder seems to be gone: it is not said to have renewed it within the TTL. Where
+    /// nobody but observers ends a lease, such a record stays until somebody takes the lease over.
+    #[must_use]
+    pub fn seems_abandoned(&self) -> bool {
+        self.renewed_ago.is_some_and(|ago| ago > self.ttl.get())
     }
 
     /// The grant that this record shows, for an operator who ends another's tenure on purpose.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::shared::Text;
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 
 /// The longest cluster name, in bytes.
 pub const CLUSTER_NAME_BYTES_MAX: usize = 40;
@@ -17,7 +18,7 @@ pub const NODE_ID_BYTES_MAX: usize = 200;
 
 /// Checks dot-separated parts of `a-z 0-9 -`, each beginning and ending alphanumeric.
 fn check_parts(what: &'static str, text: &str, bytes_max: usize) -> Result<()> {
-    let fail = |why: &str| Err(Error::invalid("parse", format!("{what} {text:?} {why}")));
+    let fail = |why: &str| Err(Error::invalid("parse", format!("{what} {} {why}", quoted(text))));
     if text.is_empty() {
         return fail("is empty; give at least one character of a-z 0-9");
     }
@@ -269,6 +270,28 @@ mod tests {
             assert!(name.as_str().parse::<LeaseName>().is_err());
         }
         assert!(serde_json::from_str::<LeaseName>("\"_other\"").is_err());
+    }
+
+    #[test]
+    fn what_is_refused_is_not_repeated_at_length() {
+        use crate::types::{Address, Era, Incarnation, Label, NodeStatus};
+        let long = "x".repeat(1 << 20);
+        for error in [
+            LeaseName::new(&long).expect_err("long"),
+            NodeId::new(&long).expect_err("long"),
+            ClusterName::new(&long).expect_err("long"),
+            ClusterName::new(long.replace('x', "x.")).expect_err("long"),
+            Label::new(&long).expect_err("long"),
+            Address::new(&long).expect_err("no port"),
+            Address::new(format!("{long}:1")).expect_err("long"),
+            long.parse::<Era>().expect_err("no number"),
+            long.parse::<Incarnation>().expect_err("no id"),
+            long.parse::<NodeStatus>().expect_err("no status"),
+            long.parse::<crate::wire::ChunkKey>().expect_err("no key"),
+        ] {
+            let text = format!("{error} {error:?}");
+            assert!(text.len() < 1000 && text.contains("… ("), "{text}");
+        }
     }
 
     proptest! {

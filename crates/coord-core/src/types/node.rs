@@ -6,8 +6,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::bounded;
 use super::id::{Incarnation, TableUid};
 use super::name::{NodeId, TableName};
 use super::revision::Revision;
@@ -16,6 +18,7 @@ use super::shard_load::LoadReport;
 use super::shared::Text;
 use super::ttl::Ttl;
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 
 /// The most bytes that a node's metadata may take, keys and values together.
 pub const METADATA_BYTES_MAX: usize = 16 * 1024;
@@ -38,7 +41,8 @@ impl Address {
     /// `Invalid`, naming the text, for an empty or malformed host or a port that is not 1 to 65535.
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
-        let fail = |why: &str| Err(Error::invalid("parse", format!("address {text:?} {why}")));
+        let fail =
+            |why: &str| Err(Error::invalid("parse", format!("address {} {why}", quoted(text))));
         let Some((host, port)) = text.rsplit_once(':') else {
             return fail("has no port; write host:port");
         };
@@ -184,8 +188,9 @@ impl Label {
             && text.len() <= LABEL_BYTES_MAX
             && text.bytes().all(|b| b.is_ascii_graphic());
         if !good {
+            let text = quoted(text);
             let why =
-                format!("label {text:?} is not 1 to {LABEL_BYTES_MAX} visible ASCII characters");
+                format!("label {text} is not 1 to {LABEL_BYTES_MAX} visible ASCII characters");
             return Err(Error::invalid("parse", why));
         }
         Ok(Self(text.into()))
@@ -231,8 +236,8 @@ impl fmt::Debug for Label {
 }
 
 /// Free text that a node carries for others, at most 16 KiB in all.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "BTreeMap<String, String>", into = "BTreeMap<String, String>")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(into = "BTreeMap<String, String>")]
 pub struct Metadata(Arc<BTreeMap<String, String>>);
 
 impl Metadata {
@@ -257,6 +262,14 @@ impl Metadata {
     #[must_use]
     pub fn entries(&self) -> &BTreeMap<String, String> {
         &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(entries: D) -> Result<Self, D::Error> {
+        let bytes = |key: &String, value: &String| key.len() + value.len();
+        let entries = bounded::map(entries, "bytes of metadata", METADATA_BYTES_MAX, bytes)?;
+        Self::new(entries).map_err(D::Error::custom)
     }
 }
 
@@ -310,6 +323,43 @@ impl Report {
     }
 }
 
+/// Which process a registration is of: by this its successor on the same machine can see that it is dead.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessMark {
+    /// The machine's run, as its kernel names it.
+    pub boot: String,
+    /// The namespaces that the process's number and its start are of, as `/proc/self/ns` names them.
+    pub namespace: String,
+    /// The process's number.
+    pub pid: u32,
+    /// When it started, in the kernel's ticks since the machine did.
+    pub started: u64,
+    /// The uid of the pod that it runs in, where that was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+}
+
+impl ProcessMark {
+    /// A process outside of pods.
+    #[must_use]
+    pub fn new(
+        boot: impl Into<String>,
+        namespace: impl Into<String>,
+        pid: u32,
+        started: u64,
+    ) -> Self {
+        Self { boot: boot.into(), namespace: namespace.into(), pid, started, pod: None }
+    }
+
+    /// In the pod with this uid.
+    #[must_use]
+    pub fn with_pod(mut self, uid: impl Into<String>) -> Self {
+        self.pod = Some(uid.into());
+        self
+    }
+}
+
 /// A node as it describes itself.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -333,7 +383,7 @@ pub struct NodeInfo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Label>,
     /// What it is there for.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[serde(default, deserialize_with = "roles", skip_serializing_if = "BTreeSet::is_empty")]
     pub roles: BTreeSet<Label>,
     /// Anything else that others should know.
     #[serde(default)]
@@ -356,11 +406,22 @@ pub struct NodeInfo {
     pub ended: BTreeSet<Incarnation>,
     /// Which members this node does not reach, where it tells: an empty set says that it reaches all, and
     /// none says nothing. At most 512.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "unreachable", skip_serializing_if = "Option::is_none")]
     pub unreachable: Option<BTreeSet<NodeId>>,
     /// How busy its shards are, of each table whose strategy asks for it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub loads: BTreeMap<TableName, LoadReport>,
+    /// Which process it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessMark>,
+}
+
+fn roles<'de, D: Deserializer<'de>>(roles: D) -> Result<BTreeSet<Label>, D::Error> {
+    bounded::set(roles, "roles", ROLES_MAX)
+}
+
+fn unreachable<'de, D: Deserializer<'de>>(nodes: D) -> Result<Option<BTreeSet<NodeId>>, D::Error> {
+    bounded::set(nodes, "unreachable nodes", UNREACHABLE_MAX).map(Some)
 }
 
 /// Who says nothing of it does.
@@ -393,7 +454,15 @@ impl NodeInfo {
             ended: BTreeSet::new(),
             unreachable: None,
             loads: BTreeMap::new(),
+            process: None,
         }
+    }
+
+    /// As this process.
+    #[must_use]
+    pub fn with_process(mut self, process: ProcessMark) -> Self {
+        self.process = Some(process);
+        self
     }
 
     /// With this incarnation instead of a random one.

@@ -14,6 +14,7 @@ use super::node::{Address, Label};
 use super::shared::CopyOnWrite;
 use super::term::Fence;
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 
 /// The most shards a table may have, 2^24.
 pub const SHARDS_MAX: u32 = 1 << 24;
@@ -167,8 +168,12 @@ impl From<ReplicationFactor> for u8 {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-#[serde(transparent)]
+#[serde(try_from = "u64", into = "u64")]
 pub struct Version(u64);
+
+/// The greatest version that is read from a store. It leaves room above, so that whoever counts on from what
+/// was read never comes to an end.
+pub(crate) const VERSION_MAX: u64 = u64::MAX >> 1;
 
 impl Version {
     /// Before anything was published.
@@ -189,7 +194,24 @@ impl Version {
     /// The next one.
     #[must_use]
     pub const fn next(self) -> Self {
-        Self(self.0 + 1)
+        Self(self.0.saturating_add(1))
+    }
+}
+
+impl TryFrom<u64> for Version {
+    type Error = Error;
+    fn try_from(number: u64) -> Result<Self> {
+        if number > VERSION_MAX {
+            let why = format!("version is out of range found={number} max={VERSION_MAX}");
+            return Err(Error::invalid("parse", why));
+        }
+        Ok(Self(number))
+    }
+}
+
+impl From<Version> for u64 {
+    fn from(version: Version) -> Self {
+        version.0
     }
 }
 
@@ -330,7 +352,7 @@ impl FromStr for NodeStatus {
         [Self::Discovered, Self::Active, Self::Draining, Self::Failed, Self::Deleted]
             .into_iter()
             .find(|status| status.as_str() == text)
-            .ok_or_else(|| Error::invalid("parse", format!("unknown node status {text:?}")))
+            .ok_or_else(|| Error::invalid("parse", format!("unknown node status {}", quoted(text))))
     }
 }
 

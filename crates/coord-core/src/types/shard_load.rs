@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use super::bounded;
 use super::id::TableUid;
 use super::node::Load;
 use super::shard::{ShardId, Version};
@@ -31,8 +32,12 @@ pub struct LoadReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Load>,
     /// The heaviest shards.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "BTreeMap::is_empty")]
     pub shards: BTreeMap<ShardId, Load>,
+}
+
+fn named<'de, D: Deserializer<'de>>(shards: D) -> Result<BTreeMap<ShardId, Load>, D::Error> {
+    bounded::map(shards, "shard loads", SHARD_LOADS_MAX, |_, _| 1)
 }
 
 impl LoadReport {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::id::AttemptId;
 use super::name::LeaseName;
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 
 const STORE_BITS: u32 = 52;
 const STORE_MASK: u64 = (1 << STORE_BITS) - 1;
@@ -43,7 +44,7 @@ impl Era {
 impl FromStr for Era {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::invalid("parse", format!("era {text:?} is not 0 to 4095"));
+        let wrong = |_| Error::invalid("parse", format!("era {} is not 0 to 4095", quoted(text)));
         Self::new(text.parse().map_err(wrong)?)
     }
 }

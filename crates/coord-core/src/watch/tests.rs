@@ -80,7 +80,7 @@ fn a_snapshot_after_a_gap_tells_who_joined_changed_and_went() {
         [
             NodeEvent::Updated(node("b", 1, 9)),
             NodeEvent::Joined(node("c", 2, 10)),
-            NodeEvent::Expired { node: d.id, incarnation: d.incarnation },
+            NodeEvent::Expired { node: d.id, incarnation: d.incarnation, judged: false },
         ]
     );
 }
@@ -145,10 +145,10 @@ async fn an_outage_is_told_once_and_its_changes_follow() {
     assert!(matches!(watcher.next().await, Watched::Event(NodeEvent::Snapshot(nodes))
         if nodes.len() == 1));
     first.try_send(Err(Error::unavailable("watch", "cut"))).expect("room");
-    assert!(matches!(watcher.next().await, Watched::Away(error) if error.is_retryable()));
+    assert!(matches!(watcher.next().await, Watched::Disconnected(error) if error.is_retryable()));
     second.try_send(Err(Error::unavailable("watch", "still cut"))).expect("room");
     third.try_send(Ok(NodeEvent::Snapshot(vec![]))).expect("room");
-    assert!(matches!(watcher.next().await, Watched::Back));
+    assert!(matches!(watcher.next().await, Watched::Reconnected));
     assert!(matches!(watcher.next().await, Watched::Event(NodeEvent::Expired { .. })));
     assert_eq!(opened.load(Ordering::SeqCst), 3);
 }
@@ -164,7 +164,7 @@ async fn what_an_operator_must_mend_is_tried_once_a_minute() {
         },
         1,
     );
-    assert!(matches!(watcher.next().await, Watched::Away(_)));
+    assert!(matches!(watcher.next().await, Watched::Disconnected(_)));
     let more = tokio::time::timeout(Duration::from_secs(600), watcher.next()).await;
     assert!(more.is_err(), "the same outage is told once");
     let tries = opened.load(Ordering::SeqCst);
@@ -212,7 +212,7 @@ async fn a_slow_reader_gets_a_snapshot_while_the_subscription_is_read_on() {
         }
         events += 1;
     };
-    assert!(matches!(last, Watched::Away(_)));
+    assert!(matches!(last, Watched::Disconnected(_)));
     assert_eq!(snapshots, 1, "the backlog was replaced");
     assert!(events <= WATCH_BUFFER_MAX);
     assert_eq!(known, Some(node("a", 1, 3 * WATCH_BUFFER_MAX as u64 - 1)), "nothing was lost");
@@ -229,12 +229,12 @@ fn a_backlog_of_outages_stays_bounded_and_ends_right() {
         inbox.away(Error::unavailable("watch", "cut"));
         assert!(inbox.queue.len() <= WATCH_BUFFER_MAX);
     }
-    assert!(matches!(inbox.pop(), Some(Watched::Back)));
+    assert!(matches!(inbox.pop(), Some(Watched::Reconnected)));
     let mut last = None;
     while let Some(item) = inbox.pop() {
         last = Some(item);
     }
-    assert!(matches!(last, Some(Watched::Away(_))));
+    assert!(matches!(last, Some(Watched::Disconnected(_))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -247,9 +247,9 @@ async fn a_panicking_subscription_is_an_outage_like_any_other() {
         },
         1,
     );
-    assert!(matches!(watcher.next().await, Watched::Away(error)
+    assert!(matches!(watcher.next().await, Watched::Disconnected(error)
         if error.kind() == ErrorKind::Internal));
-    assert!(matches!(watcher.next().await, Watched::Back));
+    assert!(matches!(watcher.next().await, Watched::Reconnected));
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,4 +266,40 @@ async fn dropping_the_watcher_ends_its_subscription() {
     tokio::task::yield_now().await;
     drop(watcher);
     dropped.cancelled().await;
+}
+
+#[test]
+fn a_backlog_that_holds_a_whole_outage_tells_no_end_of_one_that_nobody_heard_of() {
+    let mut inbox = Inbox::default();
+    inbox.event(NodeEvent::Snapshot(vec![node("a", 1, 0)]));
+    while inbox.pop().is_some() {}
+    inbox.away(Error::unavailable("watch", "cut"));
+    let most = WATCH_BUFFER_MAX as u64 - 1;
+    (1..=most).for_each(|revision| inbox.event(NodeEvent::Updated(node("a", 1, revision))));
+    let first = inbox.pop();
+    let newest = |nodes: &[NodeRecord]| nodes == [node("a", 1, most)];
+    assert!(
+        matches!(&first, Some(Watched::Event(NodeEvent::Snapshot(nodes))) if newest(nodes)),
+        "{first:?}"
+    );
+    assert!(inbox.pop().is_none());
+    // Of one that was told and goes on no end is told either.
+    inbox.away(Error::unavailable("watch", "cut"));
+    assert!(matches!(inbox.pop(), Some(Watched::Disconnected(_))));
+    for _ in 0..=WATCH_BUFFER_MAX {
+        inbox.away(Error::new(ErrorKind::Denied, "watch"));
+        inbox.away(Error::unavailable("watch", "cut"));
+    }
+    while let Some(item) = inbox.pop() {
+        assert!(!matches!(item, Watched::Reconnected), "it is still away");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_is_a_stream_of_what_it_tells() {
+    let (first, events) = mpsc::channel(8);
+    let (mut watcher, _opened) = scripted(vec![events]);
+    first.try_send(Ok(LeaseEvent::Snapshot(None))).expect("room");
+    let told = StreamExt::next(&mut watcher).await;
+    assert!(matches!(told, Some(Watched::Event(LeaseEvent::Snapshot(None)))), "{told:?}");
 }

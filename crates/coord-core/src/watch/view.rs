@@ -45,9 +45,10 @@ impl Follow for LeaseEvent {
     }
 }
 
-// The time left to live differs at each look and is no change.
+// The time left to live, and the time since, differ at each look and are no change.
 fn same_lease_write(old: &LeaseRecord, new: &LeaseRecord) -> bool {
-    *old == new.clone().with_may_expire_in(old.may_expire_in)
+    let new = new.clone().with_may_expire_in(old.may_expire_in);
+    *old == new.with_renewed_ago(old.renewed_ago)
 }
 
 impl Follow for NodeEvent {
@@ -61,17 +62,18 @@ impl Follow for NodeEvent {
                     let before = old.remove(&record.info.id);
                     put_node(view, before, record, out);
                 }
-                // Nothing says that these ended in order, so nothing may rely on it.
+                // Nothing says how these ended, so nothing may rely on it.
                 out.extend(old.into_values().map(|record| Self::Expired {
                     node: record.info.id,
                     incarnation: record.info.incarnation,
+                    judged: false,
                 }));
             }
             Self::Joined(record) | Self::Updated(record) => {
                 let before = view.remove(&record.info.id);
                 put_node(view, before, record, out);
             }
-            Self::Left { ref node, incarnation } | Self::Expired { ref node, incarnation } => {
+            Self::Left { ref node, incarnation } | Self::Expired { ref node, incarnation, .. } => {
                 // A departure of an older run says nothing of the one that is there.
                 if view.get(node).is_some_and(|known| known.info.incarnation == incarnation) {
                     view.remove(node);

@@ -1,4 +1,4 @@
-//! One immutable value of a map: a header of 48 bytes that says what it is, and a checked body.
+//! One immutable value of a map: a header of 48 bytes that says what it is, and a body.
 //!
 //! ```text
 //! 0 magic "COMC" | 4 format | 5 section | 6 encoding | 7 bits | 8 XXH3-64 of the table's uid
@@ -6,13 +6,18 @@
 //! 40 XXH3-64 of bytes 0..40 and the body
 //! ```
 //!
-//! Numbers are little-endian. Of owners, `first` and `count` are shards; of every other section,
+//! Numbers are little-endian. The last one is written and not looked at: a chunk is read only after its
+//! manifest's hash has been found to be that of all its bytes. Of owners, `first` and `count` are shards; of every other section,
 //! the number of this piece and how many there are.
+
+use std::io::{self, BufRead, BufReader, Cursor};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use zstd::stream::read::Decoder;
 
+use super::varint::Reader;
 use crate::error::{Error, Result};
 use crate::types::{TableUid, Version};
 
@@ -21,8 +26,11 @@ pub const CHUNK_HEADER_BYTES: usize = 48;
 
 const MAGIC: [u8; 4] = *b"COMC";
 const FORMAT: u8 = 1;
-const CHECKED: usize = 40;
 const BLOB_LEVEL: i32 = 3;
+/// The memory that unpacking may take, 2^23 bytes: what zstd asks of every decoder. Our levels need less.
+const WINDOW_LOG_MAX: u32 = 23;
+/// How many bytes are unpacked at a time.
+const UNPACKED_BYTES: usize = 16 * 1024;
 
 /// What part of a map a chunk holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -111,13 +119,16 @@ pub(super) fn seal(head: &Head, life: Life, body: &[u8]) -> Result<Bytes> {
     for number in [head.first, head.count, head.raw_len, length(body.len())?] {
         out.extend_from_slice(&number.to_le_bytes());
     }
-    let checksum = checksum(&out, body);
-    out.extend_from_slice(&checksum.to_le_bytes());
+    let mut hash = Xxh3::new();
+    hash.update(&out);
+    hash.update(body);
+    out.extend_from_slice(&hash.digest().to_le_bytes());
     out.extend_from_slice(body);
     Ok(out.into())
 }
 
-/// Checks a chunk from outside in and gives its body.
+/// Checks what a chunk says of itself and gives its body. That it is not damaged, its hash in the manifest
+/// has told.
 pub(super) fn open(bytes: &[u8], section: Section, life: Life) -> Result<(Head, &[u8])> {
     let Some((head, body)) = bytes.split_first_chunk::<CHUNK_HEADER_BYTES>() else {
         return Err(section.corrupt(format!("it is shorter than a header bytes={}", bytes.len())));
@@ -134,9 +145,6 @@ pub(super) fn open(bytes: &[u8], section: Section, life: Life) -> Result<(Head, 
     if word(36) as usize != body.len() {
         let why = format!("torn, body bytes found={} expected={}", body.len(), word(36));
         return Err(section.corrupt(why));
-    }
-    if long(CHECKED) != checksum(&head[..CHECKED], body) {
-        return Err(section.corrupt("the checksum differs"));
     }
     if head[5] != section.number() {
         return Err(section.corrupt(format!("it is another section found={}", head[5])));
@@ -178,13 +186,14 @@ pub(super) fn split(section: Section, life: Life, raw: &[u8], limit: usize) -> R
         .collect()
 }
 
-/// Puts the pieces of a section together again; what they hold is at most `raw_max` bytes long.
+/// Puts the pieces of a section together again, to be read; what they hold is at most `raw_max` bytes
+/// long.
 pub(super) fn join(
     section: Section,
     life: Life,
     pieces: &[&Bytes],
     raw_max: u64,
-) -> Result<Vec<u8>> {
+) -> Result<Reader<'static>> {
     let mut body = Vec::new();
     let mut whole: Option<Head> = None;
     for (place, piece) in pieces.iter().enumerate() {
@@ -197,14 +206,16 @@ pub(super) fn join(
         }
         body.extend_from_slice(bytes);
     }
-    let Some(whole) = whole else { return Ok(body) };
+    let Some(whole) = whole else { return Ok(Reader::new(section.name(), &[])) };
     if u64::from(whole.raw_len) > raw_max {
         let why = format!("its length is out of range found={} max={raw_max}", whole.raw_len);
         return Err(section.corrupt(why));
     }
     match whole.encoding {
-        Encoding::Plain if body.len() == whole.raw_len as usize => Ok(body),
-        Encoding::Zstd => decompress(section, &body, whole.raw_len),
+        Encoding::Plain if body.len() == whole.raw_len as usize => {
+            Ok(Reader::of(section.name(), Cursor::new(body), whole.raw_len.into()))
+        }
+        Encoding::Zstd => unpack(section, Cursor::new(body), whole.raw_len),
         _ => Err(section.corrupt("its encoding and its length do not fit")),
     }
 }
@@ -216,28 +227,24 @@ pub(super) fn compress(raw: &[u8], level: i32) -> Result<Vec<u8>> {
     })
 }
 
-/// Decompresses to exactly `raw_len` bytes, which the caller has found to be in range.
-pub(super) fn decompress(section: Section, body: &[u8], raw_len: u32) -> Result<Vec<u8>> {
-    let raw = zstd::bulk::decompress(body, raw_len as usize)
-        .map_err(|source| section.corrupt("zstd failed to decompress").with_source(source))?;
-    if raw.len() != raw_len as usize {
-        let why = format!("decompressed bytes found={} expected={raw_len}", raw.len());
-        return Err(section.corrupt(why));
-    }
-    Ok(raw)
+/// Decompresses, while it is read, to exactly `raw_len` bytes, which the caller has found to be in range.
+pub(super) fn unpack<'a>(
+    section: Section,
+    body: impl BufRead + 'a,
+    raw_len: u32,
+) -> Result<Reader<'a>> {
+    let failed =
+        |source: io::Error| section.corrupt("zstd failed to decompress").with_source(source);
+    let mut decoder = Decoder::with_buffer(body).map_err(failed)?;
+    decoder.window_log_max(WINDOW_LOG_MAX).map_err(failed)?;
+    let source = BufReader::with_capacity(UNPACKED_BYTES, decoder);
+    Ok(Reader::of(section.name(), source, raw_len.into()))
 }
 
 /// A length as a header holds it.
 pub(super) fn length(length: usize) -> Result<u32> {
     u32::try_from(length)
         .map_err(|_| Error::invalid("encode", format!("{length} bytes are more than 4 GiB")))
-}
-
-fn checksum(head: &[u8], body: &[u8]) -> u64 {
-    let mut hash = Xxh3::new();
-    hash.update(head);
-    hash.update(body);
-    hash.digest()
 }
 
 #[cfg(test)]
@@ -252,14 +259,18 @@ mod tests {
         (0..5_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
     }
 
+    fn read(section: Section, life: Life, pieces: &[&Bytes], raw_max: u64) -> Result<Vec<u8>> {
+        join(section, life, pieces, raw_max)?.rest()
+    }
+
     #[test]
     fn a_blob_in_pieces_comes_back_and_each_is_within_the_limit() {
         for limit in [100, 1_000, 1 << 20] {
             let pieces = split(Section::Annex, life(), &raw(), limit).expect("splits");
             assert!(pieces.iter().all(|piece| piece.len() <= limit));
             let pieces: Vec<_> = pieces.iter().collect();
-            assert_eq!(join(Section::Annex, life(), &pieces, 20_000).expect("joins"), raw());
-            let error = join(Section::Annex, life(), &pieces, 19_999).expect_err("too long");
+            assert_eq!(read(Section::Annex, life(), &pieces, 20_000).expect("joins"), raw());
+            let error = read(Section::Annex, life(), &pieces, 19_999).expect_err("too long");
             assert!(error.to_string().contains("out of range"), "{error}");
         }
     }
@@ -268,7 +279,7 @@ mod tests {
     fn foreign_and_misplaced_pieces_are_named() {
         let pieces = split(Section::Annex, life(), &raw(), 9_000).expect("splits");
         let say = |section, life, pieces: &[&Bytes]| {
-            join(section, life, pieces, 20_000).expect_err("corrupt").to_string()
+            read(section, life, pieces, 20_000).expect_err("corrupt").to_string()
         };
         let whole: Vec<_> = pieces.iter().collect();
         let other_life = Life::new(TableUid::from_u128(2), Version::new(3));
@@ -289,17 +300,15 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_holds_more_than_it_says_is_refused_before_it_is_unpacked() {
+    fn a_frame_that_is_not_as_long_as_it_says_is_refused() {
         let bomb = compress(&vec![0; 1 << 20], 1).expect("compresses");
-        let head = Head {
-            section: Section::Annex,
-            encoding: Encoding::Zstd,
-            bits: 0,
-            first: 0,
-            count: 1,
-            raw_len: 100,
-        };
-        let chunk = seal(&head, life(), &bomb).expect("seals");
-        assert!(join(Section::Annex, life(), &[&chunk], 100).is_err());
+        for (raw_len, why) in [(100, "more bytes than it says"), (2 << 20, "it ends too early")] {
+            let encoding = Encoding::Zstd;
+            let head =
+                Head { section: Section::Annex, encoding, bits: 0, first: 0, count: 1, raw_len };
+            let chunk = seal(&head, life(), &bomb).expect("seals");
+            let error = read(Section::Annex, life(), &[&chunk], raw_len.into()).expect_err("odd");
+            assert!(error.to_string().contains(why), "{error}");
+        }
     }
 }

@@ -5,7 +5,6 @@
 //! nothing here, except where they do not follow that.
 
 use super::bits;
-use super::chunk::Section;
 use super::epochs;
 use super::motions::{self, MOTION_BYTES_MAX};
 use super::nodes::{self, NODE_BYTES_MAX};
@@ -110,16 +109,15 @@ fn put_epochs(out: &mut Vec<u8>, old: &ShardMap, new: &ShardMap) {
 }
 
 /// Turns `map` into the version after it, all but its writer.
-pub(super) fn apply(map: &mut ShardMap, version: Version, raw: &[u8]) -> Result<()> {
+pub(super) fn apply(map: &mut ShardMap, version: Version, mut reader: Reader<'_>) -> Result<()> {
     let old = map.clone();
-    let mut reader = Reader::new(Section::Delta.name(), raw);
     map.version = version;
     read_nodes(&mut reader, &mut map.nodes)?;
     let known = nodes::known(&map.nodes);
     read_owners(&mut reader, &known, map)?;
     motions::decode(&mut reader, &old.header, &known, &mut map.motions)?;
     if reader.at_most(1, "annex mark")? == 1 {
-        map.annex = reader.bytes(ANNEX_BYTES_MAX, "annex")?.to_vec().into();
+        map.annex = reader.bytes(ANNEX_BYTES_MAX, "annex")?.into();
     }
     map.raise_epochs(&old);
     let shards = map.epochs.len();
@@ -147,12 +145,13 @@ fn read_nodes(reader: &mut Reader<'_>, nodes: &mut Vec<Option<NodeEntry>>) -> Re
         let Some(place) = nodes.get_mut(slot) else {
             return Err(reader.corrupt(&format!("a node in slot {slot} of {most}")));
         };
-        *place = match entry {
-            [] => None,
-            json => Some(serde_json::from_slice(json).map_err(|source| {
-                reader.corrupt(&format!("slot {slot} is no node")).with_source(source)
-            })?),
-        };
+        *place =
+            match entry.as_slice() {
+                [] => None,
+                json => Some(serde_json::from_slice(json).map_err(|source| {
+                    reader.corrupt(&format!("slot {slot} is no node: {source}"))
+                })?),
+            };
         next = slot + 1;
     }
     if nodes[slots..].iter().any(Option::is_some) {
@@ -177,8 +176,8 @@ fn read_owners(reader: &mut Reader<'_>, known: &[bool], map: &mut ShardMap) -> R
     }
     let nobody = slot_count(&map.nodes);
     let width = bits::width(nobody);
-    let packed = reader.take(bits::packed_len(count, width))?;
-    let slots = bits::unpack(packed, count, width);
+    let packed = reader.exactly(bits::packed_len(count, width))?;
+    let slots = bits::unpack(&packed, count, width);
     let slots = slots.ok_or_else(|| reader.corrupt("bits are left over behind the slots"))?;
     let owners = &mut *map.owners;
     for (place, slot) in changed.into_iter().zip(slots) {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::Manifest;
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 use crate::types::{AttemptId, Fence, Term, Version};
 
 /// Where a chunk is stored: what it is part of, who wrote it, and the hash of its content. Two
@@ -52,7 +53,7 @@ impl FromStr for ChunkKey {
             // Only the one text that a key has is read back, so nothing else is taken for it.
             (key.to_string() == text).then_some(key)
         };
-        parse().ok_or_else(|| Error::invalid("parse", format!("{text:?} is no chunk key")))
+        parse().ok_or_else(|| Error::invalid("parse", format!("{} is no chunk key", quoted(text))))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::chunk::{self, Life, Section};
 use super::key::ChunkKey;
@@ -13,7 +13,9 @@ use super::part::{Entry, Part};
 use super::varint::Reader;
 use super::{Record, delta, digest, epochs, motions, owners};
 use crate::error::{Error, Result};
-use crate::types::{ANNEX_BYTES_MAX, Fence, NODES_MAX, ShardMap, TableHeader, TableUid, Version};
+use crate::types::{
+    ANNEX_BYTES_MAX, Fence, NODES_MAX, ShardMap, TableHeader, TableUid, Version, bounded,
+};
 
 /// The most deltas on one base; a reader that comes new applies them all.
 pub const DELTAS_MAX: usize = 64;
@@ -36,8 +38,12 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) epoch: Option<u64>,
     pub(super) base: Part,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "deltas", skip_serializing_if = "Vec::is_empty")]
     pub(super) deltas: Vec<Part>,
+}
+
+fn deltas<'de, D: Deserializer<'de>>(parts: D) -> Result<Vec<Part>, D::Error> {
+    bounded::list(parts, "deltas", DELTAS_MAX)
 }
 
 impl Record for Manifest {
@@ -46,9 +52,6 @@ impl Record for Manifest {
     fn check(&self) -> Result<()> {
         let fail = |why: &str| Err(Error::corrupt("decode", format!("manifest: {why}")));
         let base = self.base.version.get();
-        if self.deltas.len() > DELTAS_MAX {
-            return fail(&format!("too many deltas found={} max={DELTAS_MAX}", self.deltas.len()));
-        }
         let follows =
             |(before, part): (u64, &Part)| base.checked_add(before + 1) == Some(part.version.get());
         if !(0..).zip(&self.deltas).all(follows) || self.newest().version != self.version {
@@ -146,8 +149,8 @@ impl Manifest {
                 let life = Life::new(self.uid, part.version);
                 let pieces = part.section(Section::Delta, chunks)?;
                 let raw_max = delta::bytes_max(&self.header);
-                let raw = chunk::join(Section::Delta, life, &pieces, raw_max)?;
-                delta::apply(&mut map, part.version, &raw)?;
+                let reader = chunk::join(Section::Delta, life, &pieces, raw_max)?;
+                delta::apply(&mut map, part.version, reader)?;
             }
         }
         map.writer = Some(self.writer.clone());
@@ -164,27 +167,27 @@ impl Manifest {
         let places = u64::from(shards) * u64::from(self.header.replicas.get());
         let blob = |section, raw_max: u64| {
             let pieces = self.base.section(section, chunks)?;
-            let raw = chunk::join(section, life, &pieces, raw_max)?;
-            Ok::<_, Error>((!pieces.is_empty()).then_some(raw))
+            let reader = chunk::join(section, life, &pieces, raw_max)?;
+            Ok::<_, Error>((!pieces.is_empty()).then_some(reader))
         };
-        let raw = blob(Section::Nodes, ((slots + 1) * NODE_BYTES_MAX) as u64)?;
-        let nodes = raw.map_or(Ok(Vec::new()), |raw| nodes::decode(&raw, slots))?;
+        let nodes = blob(Section::Nodes, ((slots + 1) * NODE_BYTES_MAX) as u64)?;
+        let nodes = nodes.map_or(Ok(Vec::new()), |reader| nodes::decode(reader, slots))?;
         let known = nodes::known(&nodes);
         let pieces = self.base.section(Section::Owners, chunks)?;
         let owners = owners::decode(&self.header, &known, life, &pieces)?;
         let epochs = match (self.epoch, blob(Section::Epochs, epochs::bytes_max(shards))?) {
             (Some(epoch), None) if epoch <= self.base.version.get() => vec![epoch; shards as usize],
-            (None, Some(raw)) => epochs::decode(&raw, shards as usize, self.base.version)?,
+            (None, Some(reader)) => epochs::decode(reader, shards as usize, self.base.version)?,
             _ => return Err(Section::Epochs.corrupt("there is not exactly one form of epochs")),
         };
         let mut motions = BTreeMap::new();
         let raw_max = (places + u64::from(shards)) * MOTION_BYTES_MAX;
-        if let Some(raw) = blob(Section::Motions, raw_max)? {
-            let mut reader = Reader::new(Section::Motions.name(), &raw);
+        if let Some(mut reader) = blob(Section::Motions, raw_max)? {
             motions::decode(&mut reader, &self.header, &known, &mut motions)?;
             reader.end()?;
         }
-        let annex = blob(Section::Annex, ANNEX_BYTES_MAX as u64)?.unwrap_or_default().into();
+        let annex = blob(Section::Annex, ANNEX_BYTES_MAX as u64)?;
+        let annex = annex.map_or(Ok(Vec::new()), Reader::rest)?.into();
         let (header, uid, version) = (self.header.clone(), self.uid, self.base.version);
         let (nodes, owners) = (nodes.into(), owners.into());
         let (epochs, motions) = (epochs.into(), motions.into());

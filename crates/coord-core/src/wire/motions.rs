@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::varint::{self, Reader};
 use crate::error::{Error, Result};
-use crate::types::{Motion, MotionPhase, ShardId, Slot, TableHeader, Version};
+use crate::types::{Motion, MotionPhase, ShardId, Slot, TableHeader, VERSION_MAX, Version};
 
 /// A motion takes a replica, a slot, a phase and a version; each shard besides a gap and a count.
 pub(super) const MOTION_BYTES_MAX: u64 = 24;
@@ -85,6 +85,6 @@ fn decode_one(reader: &mut Reader<'_>, replicas: u8, known: &[bool]) -> Result<M
         1 => MotionPhase::Leaving,
         odd => return Err(reader.corrupt(&format!("unknown phase of a motion found={odd}"))),
     };
-    let since = Version::new(reader.number()?);
+    let since = Version::new(reader.at_most(VERSION_MAX, "version that began a motion")?);
     Ok(Motion::new(replica, Slot::new(u16::try_from(other).unwrap_or(u16::MAX)), phase, since))
 }

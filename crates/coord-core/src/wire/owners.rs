@@ -144,20 +144,19 @@ fn decode_chunk(
             }));
         }
         Encoding::Zstd if raw_len == places * 2 => {
-            let raw = chunk::decompress(Section::Owners, body, head.raw_len)?;
+            let raw = chunk::unpack(Section::Owners, body, head.raw_len)?.rest()?;
             owners.extend(raw.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])));
         }
         Encoding::ZstdRuns if raw_len <= places * RUN_BYTES_MAX => {
-            let raw = chunk::decompress(Section::Owners, body, head.raw_len)?;
-            decode_runs(&raw, places, owners)?;
+            let runs = chunk::unpack(Section::Owners, body, head.raw_len)?;
+            decode_runs(runs, places, owners)?;
         }
         _ => return Err(unfit()),
     }
     Ok(())
 }
 
-fn decode_runs(raw: &[u8], places: usize, owners: &mut Vec<u16>) -> Result<()> {
-    let mut reader = Reader::new(Section::Owners.name(), raw);
+fn decode_runs(mut reader: Reader<'_>, places: usize, owners: &mut Vec<u16>) -> Result<()> {
     let mut left = places;
     while left > 0 {
         let slot = reader.at_most(u16::MAX.into(), "slot")?;

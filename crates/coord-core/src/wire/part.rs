@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::chunk::Section;
 use super::key::ChunkKey;
 use crate::error::{Error, Result};
+use crate::quote::quoted;
 use crate::types::{AttemptId, Term, Version};
 
 /// A hash, as 32 hexadecimal digits.
@@ -24,7 +25,7 @@ impl TryFrom<String> for Hash {
         let hash =
             u128::from_str_radix(&text, 16).ok().filter(|hash| format!("{hash:032x}") == text);
         hash.map(Self).ok_or_else(|| {
-            Error::corrupt("decode", format!("{text:?} is not 32 hexadecimal digits"))
+            Error::corrupt("decode", format!("{} is not 32 hexadecimal digits", quoted(&text)))
         })
     }
 }

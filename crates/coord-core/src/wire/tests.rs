@@ -1,14 +1,15 @@
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::chunk::{self, Life, Section};
 use super::part::{Hash, Part};
+use super::varint::Reader;
 use super::*;
 use crate::types::*;
 use crate::{ErrorKind, Result};
@@ -247,7 +248,7 @@ proptest! {
                 let at = rng.random_range(0..forged.len());
                 forged[at] = rng.random();
             }
-            if let Err(error) = delta::apply(&mut old.clone(), map.version, &forged) {
+            if let Err(error) = delta::apply(&mut old.clone(), map.version, Reader::new("test", &forged)) {
                 prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
             }
         }
@@ -300,10 +301,6 @@ fn forge(
     }
     let body = chunk::length(bytes.len() - 48).expect("short");
     bytes[36..40].copy_from_slice(&body.to_le_bytes());
-    let mut hash = Xxh3::new();
-    hash.update(&bytes[..40]);
-    hash.update(&bytes[48..]);
-    bytes[40..48].copy_from_slice(&hash.digest().to_le_bytes());
     part.chunks[index].bytes = chunk::length(bytes.len()).expect("short");
     part.chunks[index].hash = Hash(xxh3_128(&bytes));
     chunks.insert(part.key(index), bytes.into());
@@ -323,6 +320,54 @@ fn a_manifest_of_a_newer_format_is_refused_and_unknown_fields_are_not() {
     let error = Manifest::decode(newer.as_bytes()).expect_err("newer");
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("found=2 supported=1..=1"), "{error}");
+}
+
+/// Whoever counts on from a number that was read must not come to its end.
+#[test]
+fn a_version_that_leaves_no_next_one_is_corrupt_by_its_name() {
+    let mut rng = StdRng::seed_from_u64(4);
+    let mut map = any_map(&mut rng, 8, 1, 3);
+    map.epochs.fill(7);
+    for (number, good) in [(VERSION_MAX, true), (VERSION_MAX + 1, false), (u64::MAX, false)] {
+        map.version = Version::new(number);
+        let manifest = encode_map(&map, limits()).expect("encodes").manifest;
+        let read = Manifest::decode(&manifest.encode().expect("encodes"));
+        assert_eq!(read.is_ok(), good, "{number}");
+        let Err(error) = read else { continue };
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let why = format!("version is out of range found={number} max={VERSION_MAX}");
+        assert!(error.to_string().contains(&why), "{error}");
+    }
+    let last = Version::new(VERSION_MAX);
+    assert!(last.next() > last && Version::new(u64::MAX).next() == Version::new(u64::MAX));
+    map.version = Version::new(8);
+    map.nodes = vec![Some(entry(0, 1))].into();
+    map.owners.fill(0);
+    let motion = Motion::new(0, Slot::new(0), MotionPhase::MovingTo, Version::new(u64::MAX));
+    map.motions = BTreeMap::from([(ShardId::new(1), vec![motion])]).into();
+    let manifest = encode_map(&map, limits()).expect("encodes").manifest;
+    let error = manifest.assemble(None, &HashMap::new()).expect_err("a motion of no version");
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("version that began a motion is out of range"), "{error}");
+}
+
+/// The manifest's hash is what tells of damage, whatever the chunk says of itself.
+#[test]
+fn any_change_of_a_chunk_is_told_by_its_hash() {
+    let mut rng = StdRng::seed_from_u64(6);
+    let map = any_map(&mut rng, 64, 2, 5);
+    let encoded = encode_map(&map, limits().without_inline()).expect("encodes");
+    for (key, bytes) in &encoded.chunks {
+        for at in (0..bytes.len()).step_by(7) {
+            let mut chunks: HashMap<_, _> = encoded.chunks.iter().cloned().collect();
+            let mut damaged = bytes.to_vec();
+            damaged[at] ^= 1;
+            chunks.insert(*key, damaged.into());
+            let error = encoded.manifest.assemble(None, &chunks).expect_err("damaged");
+            let why = format!("its content is not the key's key={key}");
+            assert!(error.to_string().contains(&why), "{error}");
+        }
+    }
 }
 
 #[test]
@@ -391,6 +436,22 @@ fn deltas_gather_until_a_new_base_is_written() {
     assert_eq!(store.read(None).expect("reads"), map);
     assert!((1..30).contains(&bases), "{bases}");
     assert!((4..=DELTAS_MAX).contains(&longest), "{longest}");
+}
+
+#[test]
+fn a_change_of_most_shards_is_a_new_base() {
+    let map = large(65_536, 1, 100);
+    let mut rng = StdRng::seed_from_u64(6);
+    let mut edit = map.edit();
+    for shard in 0..65_536 {
+        let slot = Slot::new(rng.random_range(0..100));
+        edit.set_owner(ShardId::new(shard), 0, slot).expect("in range");
+    }
+    let next = edit.finish(fence(9)).expect("changed");
+    let limits = limits().without_inline();
+    let manifest = encode_map(&map, limits).expect("encodes").manifest;
+    let encoded = encode_next(&manifest, &map, &next, limits).expect("encodes");
+    assert!(encoded.manifest.deltas.is_empty());
 }
 
 /// A map in equal blocks, as the first placement fills it.
@@ -501,7 +562,7 @@ fn a_leave_takes_at_most_3_1_bytes_for_each_shard_that_moves() {
         println!("{name}: moved {moved}, delta {} plain, {bytes} as stored", raw.len());
         assert!(bytes * 10 <= moved * 31, "{name}: {bytes} for {moved}");
         let mut applied = map.clone();
-        delta::apply(&mut applied, next.version, &raw).expect("applies");
+        delta::apply(&mut applied, next.version, Reader::new("test", &raw)).expect("applies");
         applied.writer.clone_from(&next.writer);
         assert!(applied == next);
     }

@@ -1,5 +1,7 @@
 //! Unsigned LEB128 numbers, and a reader that fails instead of running past the end.
 
+use std::io::{self, BufRead, Read};
+
 use crate::error::{Error, Result};
 
 /// Appends a number: 7 bits a byte, the least significant first.
@@ -18,30 +20,76 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Reads what `put` wrote; `what` names it in the errors.
+///
+/// What is compressed is unpacked while it is read, so that nothing is taken for bytes that are only
+/// announced.
 pub(super) struct Reader<'a> {
     what: &'static str,
-    rest: &'a [u8],
+    source: Box<dyn BufRead + 'a>,
+    /// How many bytes there have to be.
+    length: u64,
+    taken: u64,
 }
 
 impl<'a> Reader<'a> {
+    /// Reads bytes as they are.
     pub(super) fn new(what: &'static str, bytes: &'a [u8]) -> Self {
-        Self { what, rest: bytes }
+        Self::of(what, bytes, bytes.len() as u64)
+    }
+
+    /// Reads a source, which has to hold exactly so many bytes.
+    pub(super) fn of(what: &'static str, source: impl BufRead + 'a, length: u64) -> Self {
+        Self { what, source: Box::new(source), length, taken: 0 }
     }
 
     pub(super) fn corrupt(&self, why: &str) -> Error {
         Error::corrupt("decode", format!("{}: {why}", self.what))
     }
 
-    pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
-        let Some((taken, rest)) = self.rest.split_at_checked(count) else {
-            return Err(self.corrupt("it ends too early"));
-        };
-        self.rest = rest;
+    /// How many bytes there are still to be.
+    fn left(&self) -> usize {
+        usize::try_from(self.length - self.taken).unwrap_or(usize::MAX)
+    }
+
+    /// The next bytes, none only at the end.
+    fn fill(&mut self) -> Result<&[u8]> {
+        let (what, left) = (self.what, self.left());
+        match self.source.fill_buf() {
+            Ok(bytes) => Ok(&bytes[..bytes.len().min(left)]),
+            Err(source) => {
+                let error = Error::corrupt("decode", format!("{what}: zstd failed to decompress"));
+                Err(error.with_source(source))
+            }
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.source.consume(count);
+        self.taken += count as u64;
+    }
+
+    pub(super) fn exactly(&mut self, count: usize) -> Result<Vec<u8>> {
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            let wanted = count - taken.len();
+            let bytes = self.fill()?;
+            let bytes = &bytes[..bytes.len().min(wanted)];
+            if bytes.is_empty() {
+                return Err(self.corrupt("it ends too early"));
+            }
+            taken.extend_from_slice(bytes);
+            let count = bytes.len();
+            self.consume(count);
+        }
         Ok(taken)
     }
 
     pub(super) fn byte(&mut self) -> Result<u8> {
-        Ok(self.take(1)?[0])
+        let Some(byte) = self.fill()?.first().copied() else {
+            return Err(self.corrupt("it ends too early"));
+        };
+        self.consume(1);
+        Ok(byte)
     }
 
     pub(super) fn number(&mut self) -> Result<u64> {
@@ -75,17 +123,40 @@ impl<'a> Reader<'a> {
         usize::try_from(number).map_err(|_| self.corrupt("a number is too large for this machine"))
     }
 
-    pub(super) fn bytes(&mut self, max: usize, name: &str) -> Result<&'a [u8]> {
+    pub(super) fn bytes(&mut self, max: usize, name: &str) -> Result<Vec<u8>> {
         let count = self.index(max, name)?;
-        self.take(count)
+        self.exactly(count)
     }
 
-    /// Fails if anything is left over.
-    pub(super) fn end(self) -> Result<()> {
-        if self.rest.is_empty() {
-            return Ok(());
+    /// All that is left.
+    pub(super) fn rest(mut self) -> Result<Vec<u8>> {
+        let rest = self.exactly(self.left())?;
+        self.end()?;
+        Ok(rest)
+    }
+
+    /// Fails if anything is left over, or if it was not as long as it had to be.
+    pub(super) fn end(mut self) -> Result<()> {
+        let left = self.left();
+        if left > 0 {
+            return Err(self.corrupt(&format!("bytes are left over count={left}")));
         }
-        Err(self.corrupt(&format!("bytes are left over count={}", self.rest.len())))
+        let why = match self.source.fill_buf() {
+            Ok([]) => return Ok(()),
+            Ok(_) => format!("it holds more bytes than it says expected={}", self.length),
+            Err(_) => "zstd failed to decompress".to_owned(),
+        };
+        Err(self.corrupt(&why))
+    }
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.fill().map_err(io::Error::other)?;
+        let count = bytes.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&bytes[..count]);
+        self.consume(count);
+        Ok(count)
     }
 }
 

@@ -13,6 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use coord_core::kit::Op;
 use coord_core::{Effect, ErrorKind};
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
 use tokio::sync::{mpsc, oneshot};
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use super::endpoints::Endpoints;
-use crate::error::{Op, Problem, is_stale_token, problem};
+use crate::error::{Problem, is_stale_token, problem};
 
 /// How many may wait for the task.
 const ASKS_MAX: usize = 1_024;

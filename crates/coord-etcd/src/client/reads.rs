@@ -7,12 +7,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coord_core::kit::Op;
 use coord_core::{Error, ErrorKind};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{Client, Entry, Step};
-use crate::error::{Op, Problem};
+use crate::error::Problem;
 
 /// How many keys one request reads. A server takes 128 steps by default.
 const KEYS_MAX: usize = 100;
@@ -70,7 +71,7 @@ impl Client {
     /// Reads for all of them; the first one's name stands in an error.
     async fn read_for(self, asks: Vec<Ask>) {
         let Some(first) = asks.first() else { return };
-        let op = Op::new(first.operation, &first.resource);
+        let op = Op::read(first.operation, &first.resource);
         let steps: Vec<_> = asks.iter().map(|ask| Step::Get(ask.key.clone())).collect();
         let answer = self.read(op, &steps).await.map_err(Error::from);
         // A reply that can't be sent says that nobody waits any more.
@@ -85,8 +86,8 @@ impl Client {
                 let mut cause = Some(error);
                 for ask in asks {
                     let copy = || {
-                        let error = Error::new(kind, ask.operation).resource(&ask.resource);
-                        error.message(message.clone())
+                        let error = Error::new(kind, ask.operation).effect_none();
+                        error.resource(&ask.resource).message(message.clone())
                     };
                     let _ = ask.reply.send(Err(cause.take().unwrap_or_else(copy)));
                 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
+use coord_core::kit::Op;
 use coord_core::{Effect, Result};
 use etcd_client::{WatchOptions, WatchStream};
 use futures::stream::{self, BoxStream, StreamExt};
@@ -12,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::{Client, Connection, Entry, entry};
-use crate::error::{Op, Problem, is_stale_token, problem};
+use crate::error::{Problem, is_stale_token, problem};
 use crate::keys::Range;
 
 /// How long a watch is followed before everything is read again. Servers of old patch releases lose
@@ -58,7 +59,7 @@ pub(crate) fn subscribe<T: Topic>(
     topic: T,
 ) -> BoxStream<'static, Result<T::Event>> {
     let closed = client.closed().clone().cancelled_owned();
-    let end = Op::new("watch", resource).closed();
+    let end = Op::read("watch", resource).closed();
     let subscription = Subscription {
         client: client.clone(),
         resource: resource.to_owned(),
@@ -110,7 +111,7 @@ impl<T: Topic> Subscription<T> {
                     opened => return opened,
                 }
             };
-            let op = Op::new("watch", &self.resource);
+            let op = Op::read("watch", &self.resource);
             let step = match timeout_at(self.read_again, changes.next(op)).await {
                 Ok(Ok(batch)) => self.topic.changed(batch, &mut self.events).await,
                 Ok(Err(problem)) => Err(problem),
@@ -126,7 +127,7 @@ impl<T: Topic> Subscription<T> {
 
     async fn open(&mut self) -> Result<T::Event, Problem> {
         let (event, revision) = self.topic.snapshot().await?;
-        let op = Op::new("watch", &self.resource);
+        let op = Op::read("watch", &self.resource);
         self.changes = Some(self.client.watch(op, self.topic.range(), revision + 1).await?);
         self.read_again = Instant::now() + READ_AGAIN;
         Ok(event)

@@ -91,5 +91,14 @@ async fn a_departure_says_why(etcd: Etcd) {
     assert!(matches!(next().await, Ok(NodeEvent::Joined(_))));
     let expired = next().await.expect("an event");
     let (node, incarnation) = (held.node, held.incarnation);
-    assert_eq!(expired, NodeEvent::Expired { node, incarnation });
+    assert_eq!(expired, NodeEvent::Expired { node, incarnation, judged: true });
+
+    // A key that somebody deletes is a statement neither of its node's nor of the store's clock.
+    let held = join().await;
+    assert!(matches!(next().await, Ok(NodeEvent::Joined(_))));
+    let mut root = admin(server.addresses(), None).await;
+    root.delete("coord/departures/node/node-1", None).await.expect("deletes");
+    let (node, incarnation) = (held.node, held.incarnation);
+    let gone = next().await.expect("an event");
+    assert_eq!(gone, NodeEvent::Expired { node, incarnation, judged: false });
 }

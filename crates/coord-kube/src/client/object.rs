@@ -128,15 +128,19 @@ impl Object {
         }
     }
 
-    pub(crate) fn set_owner(&mut self, owner: Option<Value>) {
-        match owner {
-            Some(owner) => self.put(&["metadata"], "ownerReferences", json!([owner])),
-            None => {
-                if let Some(metadata) = self.value["metadata"].as_object_mut() {
-                    metadata.remove("ownerReferences");
-                }
-            }
+    /// Owned by no pod, after which Kubernetes would collect it. What else owns it stays.
+    pub(crate) fn disown_pods(&mut self) {
+        let metadata = &mut self.value["metadata"];
+        let Some(owners) = metadata["ownerReferences"].as_array_mut() else { return };
+        owners.retain(|owner| owner["kind"] != "Pod");
+        if let (true, Some(metadata)) = (owners.is_empty(), metadata.as_object_mut()) {
+            metadata.remove("ownerReferences");
         }
+    }
+
+    /// Owned by this object, after which Kubernetes collects it.
+    pub(crate) fn set_owner(&mut self, owner: Value) {
+        self.put(&["metadata"], "ownerReferences", json!([owner]));
     }
 
     /// What a Lease says of its holder.
@@ -220,6 +224,20 @@ mod tests {
         assert_eq!(*object.as_value(), right);
         assert!(Object::parse(json!([1]), None).is_none());
         assert!(Object::parse(json!({ "metadata": { "name": 1 } }), None).is_none());
+    }
+
+    #[test]
+    fn only_pods_stop_owning() {
+        let of = |owners: Value| {
+            let metadata = json!({ "name": "n", "ownerReferences": owners });
+            let mut object = Object::parse(json!({ "metadata": metadata }), None).expect("one");
+            object.disown_pods();
+            object.as_value()["metadata"]["ownerReferences"].clone()
+        };
+        let (pod, other) = (json!({ "kind": "Pod", "uid": "1" }), json!({ "kind": "StatefulSet" }));
+        assert_eq!(of(json!([pod, other])), json!([other]));
+        assert_eq!(of(json!([pod])), Value::Null);
+        assert_eq!(of(Value::Null), Value::Null);
     }
 
     #[test]

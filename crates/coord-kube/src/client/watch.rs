@@ -1,11 +1,12 @@
 //! Subscriptions: a list, then what changes, read by a task of its own.
 //!
-//! A watch of the API server goes on from the version of a list. The server ends it every
-//! [`WATCH_SECONDS`], and it is opened again from the last version seen; one that the server has
+//! A watch of the API server goes on from the version of a list. The server ends it after a while,
+//! and it is opened again from the last version seen; one that the server has
 //! forgotten (410) leads to a new list, whose differences are told. A connection that fell silent
 //! is noticed by the time at which the server should have ended it, and a record that seems to have
 //! run out is looked up before anybody is told: so a watch that hangs ends nothing. Neither
-//! bookmarks nor streaming lists are needed; bookmarks are taken where they come.
+//! bookmarks nor streaming lists are needed. A server that sends bookmarks does so once a minute and
+//! shortly before it ends a watch: then watches are long, and a silence between two of them is noticed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,10 +29,14 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Client, List, Object, Resource, Selector, unreadable};
 use crate::error::{Asked, Op, refused};
 
-/// After how long the server ends a watch, which is then opened again.
-const WATCH_SECONDS: u64 = 30;
-/// How much longer it may take until the connection counts as dead.
+/// After how long the server ends a watch, which is then opened again: as long as no bookmark came,
+/// and from then on.
+const SHORT_SECONDS: u64 = 30;
+const LONG_SECONDS: u64 = 300;
+/// How much longer a short watch may take until its connection counts as dead.
 const SILENCE_GRACE: Duration = Duration::from_secs(5);
+/// For how long a long one may be silent: bookmarks come once a minute.
+const BOOKMARKS_EVERY_MAX: Duration = Duration::from_secs(100);
 /// A watch that ends sooner than this, and said nothing, is not opened again at once.
 const SHORT: Duration = Duration::from_secs(1);
 /// The most events that wait for a reader; one more, and all are replaced by a snapshot.
@@ -126,7 +131,7 @@ async fn run<T: Topic>(
     out: &mpsc::Sender<Result<T::Event>>,
 ) -> Result<()> {
     let (resource, selector) = topic.selector();
-    let mut is_first = true;
+    let (mut is_first, mut has_bookmarks) = (true, false);
     loop {
         let list = client.list(op, resource, &selector).await?;
         let version = list.version.clone();
@@ -135,7 +140,9 @@ async fn run<T: Topic>(
             events.clear();
             events.push_back(topic.snapshot());
         }
-        let mut open = Open { client, op, resource, selector: &selector, version, stream: None };
+        let selector = &selector;
+        let mut open =
+            Open { client, op, resource, selector, version, has_bookmarks, stream: None };
         loop {
             if events.len() > EVENTS_MAX {
                 events.clear();
@@ -162,6 +169,7 @@ async fn run<T: Topic>(
                 Step::Forgotten => break,
             }
         }
+        has_bookmarks = open.has_bookmarks;
     }
 }
 
@@ -181,6 +189,7 @@ struct Open<'a> {
     resource: Resource,
     selector: &'a Selector,
     version: String,
+    has_bookmarks: bool,
     stream: Option<Lines>,
 }
 
@@ -193,15 +202,15 @@ impl Open<'_> {
                 self.resource,
                 self.selector,
                 &self.version,
-                WATCH_SECONDS,
+                if self.has_bookmarks { LONG_SECONDS } else { SHORT_SECONDS },
             );
             match opened.await? {
                 None => return Ok(Step::Forgotten),
-                Some(body) => self.stream = Some(Lines::new(body)),
+                Some(body) => self.stream = Some(Lines::new(body, self.has_bookmarks)),
             }
         }
         let Some(lines) = &mut self.stream else { return Ok(Step::Alive) };
-        let line = match timeout_at(lines.silent_at, lines.next(self.op)).await {
+        let line = match timeout_at(lines.silent_at(), lines.next(self.op)).await {
             Ok(line) => line?,
             Err(_) => {
                 return Err(self.op.unclear("nothing was heard of the API server for too long"));
@@ -235,6 +244,7 @@ impl Open<'_> {
                 Ok(Step::Object(Box::new(object), kind == "DELETED"))
             }
             "BOOKMARK" => {
+                self.has_bookmarks = true;
                 if let Some(version) = event.object["metadata"]["resourceVersion"].as_str() {
                     version.clone_into(&mut self.version);
                 }
@@ -255,8 +265,8 @@ impl Open<'_> {
         if code == StatusCode::GONE {
             return Ok(Step::Forgotten);
         }
-        let namespace = self.client.namespace();
-        let asked = Asked { verb: "watch", what: self.resource.name(), namespace };
+        let (namespace, what) = (self.client.namespace(), self.resource.name());
+        let asked = Asked { verb: "watch", what, namespace, is_starting: false };
         Err(refused(self.op, asked, code, None, status.to_string().as_bytes()))
     }
 }
@@ -268,15 +278,24 @@ struct Lines {
     /// Up to where the buffer has no end of a line.
     searched: usize,
     count: u64,
+    is_long: bool,
     opened: Instant,
-    silent_at: Instant,
+    heard: Instant,
 }
 
 impl Lines {
-    fn new(body: Body) -> Self {
+    fn new(body: Body, is_long: bool) -> Self {
         let opened = Instant::now();
-        let silent_at = opened + Duration::from_secs(WATCH_SECONDS) + SILENCE_GRACE;
-        Self { body, buffer: BytesMut::new(), searched: 0, count: 0, opened, silent_at }
+        let (buffer, heard) = (BytesMut::new(), opened);
+        Self { body, buffer, searched: 0, count: 0, is_long, opened, heard }
+    }
+
+    /// When the connection counts as dead.
+    fn silent_at(&self) -> Instant {
+        match self.is_long {
+            true => self.heard + BOOKMARKS_EVERY_MAX,
+            false => self.opened + Duration::from_secs(SHORT_SECONDS) + SILENCE_GRACE,
+        }
     }
 
     /// The next line without its end; none at the end of all. Nothing is lost if the future is
@@ -297,6 +316,7 @@ impl Lines {
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => {
+                    self.heard = Instant::now();
                     if let Ok(data) = frame.into_data() {
                         self.buffer.extend_from_slice(&data);
                     }
@@ -316,7 +336,18 @@ mod tests {
     use super::*;
 
     fn lines(text: &str) -> Lines {
-        Lines::new(Body::from(text.as_bytes().to_vec()))
+        Lines::new(Body::from(text.as_bytes().to_vec()), false)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_watch_counts_as_dead_soon_after_a_missing_bookmark() {
+        let op = Op::read("watch", "jobs");
+        let mut long = Lines::new(Body::from(b"{}\n".to_vec()), true);
+        sleep(Duration::from_secs(60)).await;
+        long.next(op).await.expect("whole");
+        assert_eq!(long.silent_at(), Instant::now() + BOOKMARKS_EVERY_MAX);
+        let short = lines("");
+        assert_eq!(short.silent_at() - short.opened, Duration::from_secs(35));
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@
 //! | answer | where a real one comes from |
 //! | --- | --- |
 //! | 429 with `Retry-After` and a line of text | priority and fairness, when a flow's queue is full (`tooManyRequests` in `apiserver/pkg/server/filters`) |
+//! | 403 to whatever is asked | one that has just started, and has not read the Roles yet |
 //! | 504 `Timeout` after the write was applied | the request's deadline passes while etcd answers late (`timeout.go` in the same place) |
 //! | 500 `InternalError` | etcd has no leader |
 //! | 410 `Expired`, in a watch and instead of one | etcd was compacted past the version, or the watch cache began anew |
@@ -37,10 +38,13 @@ use super::setup::{
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         shared("a_busy_server_is_left_alone", a_busy_server_is_left_alone),
+        shared("a_busy_list_holds_back_no_renewal", a_busy_list_holds_back_no_renewal),
+        shared("a_server_that_has_just_started_denies_nothing", just_started),
         shared("a_write_that_timed_out_is_found_again", a_write_that_timed_out_is_found_again),
         shared("a_failing_server_ends_nothing", a_failing_server_ends_nothing),
         shared("a_forgotten_version_is_read_anew", a_forgotten_version_is_read_anew),
         shared("a_watch_that_ends_goes_on", a_watch_that_ends_goes_on),
+        shared("a_watch_is_long_where_bookmarks_come", a_watch_is_long_where_bookmarks_come),
         shared("a_silent_watch_ends_nobody", a_silent_watch_ends_nobody),
         shared("a_claim_ends_what_an_older_leader_began", a_claim_ends_what_an_older_leader_began),
     ]
@@ -75,6 +79,13 @@ const BUSY: Said = Said {
     headers: "Retry-After: 1\r\nContent-Type: text/plain\r\n",
     body: "Too many requests, please try again later.\n",
 };
+const BUSY_FOR_LONG: Said =
+    Said { headers: "Retry-After: 30\r\nContent-Type: text/plain\r\n", ..BUSY };
+const FORBIDDEN: Said = Said {
+    status: "403 Forbidden",
+    headers: "Content-Type: application/json\r\n",
+    body: r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"leases.coordination.k8s.io is forbidden: User \"admin\" cannot do that with resource \"leases\" in API group \"coordination.k8s.io\" in the namespace \"default\"","reason":"Forbidden","code":403}"#,
+};
 const TIMEOUT: Said = Said {
     status: "504 Gateway Timeout",
     headers: "Content-Type: application/json\r\n",
@@ -86,6 +97,7 @@ const FAILED: Said = Said {
     body: r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"etcdserver: no leader","reason":"InternalError","code":500}"#,
 };
 const EXPIRED: &str = r#"{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 1 (2)","reason":"Expired","code":410}}"#;
+const BOOKMARK: &str = r#"{"type":"BOOKMARK","object":{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{}}}"#;
 const GONE: Said = Said {
     status: "410 Gone",
     headers: "Content-Type: application/json\r\n",
@@ -323,6 +335,77 @@ async fn a_busy_server_is_left_alone(server: ApiServer) {
     assert_eq!(front.count("PUT").0, before + 2, "it was sent once");
 }
 
+async fn a_busy_list_holds_back_no_renewal(server: ApiServer) {
+    let front = Front::new(&server).await;
+    let backend = front.open(&cluster()).await;
+    let grant = acquire(&backend, &ask("jobs", "a", 30)).await;
+    let address = coord_core::Address::new("10.0.0.1:7000").expect("an address");
+    let node = NodeInfo::new(NodeId::new("node-1").expect("a name"), address);
+    let (discovery, ttl) = (backend.discovery(), Ttl::from_secs(10).expect("a ttl"));
+    let held = match discovery.register(&node, ttl, Replace::No).await.expect("registers") {
+        Register::Registered(held) => held,
+        other => panic!("a duplicate: {other:?}"),
+    };
+    front.alter(Alter::Instead("GET", BUSY_FOR_LONG));
+    discovery.nodes().await.expect_err("it is busy");
+    let begun = tokio::time::Instant::now();
+    renew(&backend, &grant).await;
+    let beat = discovery.heartbeat(&held, &node).await.expect("told");
+    assert!(matches!(beat, coord_core::Heartbeat::Renewed(_)), "{beat:?}");
+    assert!(backend.lease().get(&grant.lease).await.expect("reads").is_some());
+    let before = front.count("GET").0;
+    let error = discovery.nodes().await.expect_err("it is left alone");
+    assert!(error.to_string().contains("nothing was sent"), "{error}");
+    assert_eq!((front.count("GET").0, error.effect()), (before, Effect::None));
+    assert!(begun.elapsed() < Duration::from_secs(5), "held back for {:?}", begun.elapsed());
+
+    // Where it is the renewals that it can't take, they come once a tenth of the TTL.
+    let before = front.count("PUT").0;
+    for _ in 0..2 {
+        front.alter(Alter::Instead("PUT", BUSY_FOR_LONG));
+        let error = discovery.heartbeat(&held, &node).await.expect_err("it is busy");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None));
+        // The caller gives up before it is sent, and comes again.
+        let gives_up = Duration::from_millis(300);
+        let beat = tokio::time::timeout(gives_up, discovery.heartbeat(&held, &node)).await;
+        assert!(beat.is_err(), "{beat:?}");
+    }
+    let begun = tokio::time::Instant::now();
+    let beat = discovery.heartbeat(&held, &node).await.expect("told");
+    assert!(matches!(beat, coord_core::Heartbeat::Renewed(_)), "{beat:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "held back for {:?}", begun.elapsed());
+    assert_eq!(front.count("PUT").0, before + 3);
+    // It was taken, so the others are sent at once.
+    let begun = tokio::time::Instant::now();
+    renew(&backend, &grant).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "held back for {:?}", begun.elapsed());
+}
+
+async fn just_started(server: ApiServer) {
+    let front = Front::new(&server).await;
+    let name = cluster();
+    let backend = front.open(&name).await;
+    let grant = acquire(&backend, &ask("jobs", "a", 30)).await;
+    for method in ["PUT", "GET"] {
+        front.alter(Alter::Instead(method, FORBIDDEN));
+        let error = match method {
+            "PUT" => backend.lease().renew(&grant).await.expect_err("it is refused"),
+            _ => backend.lease().get(&grant.lease).await.expect_err("it is refused"),
+        };
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None));
+        assert!(error.to_string().contains("just started"), "{error}");
+    }
+    renew(&backend, &grant).await;
+    // What was never permitted is denied, and so is what `check` asks for.
+    front.alter(Alter::Instead("DELETE", FORBIDDEN));
+    let health = backend.check().await.expect("checks");
+    assert_eq!(health.status(), coord_core::HealthStatus::Bad, "{health:?}");
+    let other = front.open(&name).await;
+    front.alter(Alter::Instead("GET", FORBIDDEN));
+    let error = other.discovery().nodes().await.expect_err("it is denied");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
 async fn unknown<T: std::fmt::Debug>(
     what: &str,
     call: impl Future<Output = coord_core::Result<T>>,
@@ -373,9 +456,18 @@ async fn a_write_that_timed_out_is_found_again(server: ApiServer) {
     unknown("the heartbeat", discovery.heartbeat(&held, &node)).await;
     let beat = discovery.heartbeat(&held, &node).await.expect("told");
     assert!(matches!(beat, coord_core::Heartbeat::Renewed(_)), "{beat:?}");
-    front.alter(Alter::After("DELETE", TIMEOUT));
+    front.alter(Alter::After("PUT", TIMEOUT));
     unknown("the departure", discovery.deregister(&held)).await;
+    assert!(discovery.nodes().await.expect("lists").is_empty(), "it was applied");
     discovery.deregister(&held).await.expect("it may be repeated");
+    // What is deleted after the farewell is not waited for.
+    assert!(matches!(
+        discovery.register(&node, ttl, Replace::No).await,
+        Ok(Register::Registered(_))
+    ));
+    front.alter(Alter::Instead("DELETE", FAILED));
+    discovery.deregister(&held).await.expect("it has left");
+    assert!(discovery.nodes().await.expect("lists").is_empty());
 
     let header = TableHeader::new(ShardCount::new(8).expect("a count"));
     let table = TableName::new("orders").expect("a name");
@@ -476,6 +568,21 @@ async fn a_watch_that_ends_goes_on(server: ApiServer) {
         let after = front.count("GET").0 - front.count("GET").1;
         assert_eq!(after, lists, "it went on from where it was");
     }
+}
+
+async fn a_watch_is_long_where_bookmarks_come(server: ApiServer) {
+    let front = Front::new(&server).await;
+    let backend = front.open(&cluster()).await;
+    let mut watch = backend.lease().watch(&lease("jobs"));
+    held(&mut watch, false, SOON).await;
+    watches(&front, 1).await;
+    assert_eq!(front.count("GET"), (3, 1), "the namespace, one list and one watch");
+    front.alter(Alter::Event(BOOKMARK));
+    watches(&front, 2).await;
+    let seen = front.shared.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let opened: Vec<_> = seen.iter().filter(|line| line.contains("watch=1")).collect();
+    assert!(opened[0].contains("timeoutSeconds=30&"), "{opened:?}");
+    assert!(opened[1].contains("timeoutSeconds=300&"), "{opened:?}");
 }
 
 async fn a_silent_watch_ends_nobody(server: ApiServer) {

@@ -35,6 +35,9 @@ async fn a_restart_loses_nothing(kube: Kube) {
     .expect("restarts");
     let error = backend.lease().renew(&grant).await.expect_err("it is away");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    // No connection is left over, and none can be made.
+    let error = backend.lease().renew(&grant).await.expect_err("it is away");
+    assert_eq!(error.effect(), coord_core::Effect::None, "it can't have been sent: {error}");
     assert_eq!(backend.check().await.expect("checks").status(), HealthStatus::Bad);
     let started = server.clone();
     tokio::task::spawn_blocking(move || started.node()?.start())

@@ -2,23 +2,26 @@
 
 use std::time::Duration;
 
-use coord_core::{Acquire, Backend as _, Renew};
+use coord_core::{Acquire, Backend as _, LeaseEvent, Page, Renew};
 use coord_integration::servers::ApiServer;
+use futures::StreamExt as _;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use libtest_mimic::Trial;
 
-use super::setup::{SOON, acquire, admin, ask, cluster, lease, open, shared, until};
+use super::setup::{SOON, acquire, admin, ask, cluster, lease, open, renew, shared, until};
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         shared("a_holder_of_another_program_is_waited_out", waited_out),
+        shared("a_holder_that_died_long_ago_is_shown_as_such", died_long_ago),
         shared("what_another_program_released_is_free", what_another_program_released_is_free),
         shared("a_takeover_by_another_program_is_a_loss", taken_over),
         shared("client_go_can_take_over_what_is_released_here", client_go_reads_it),
         shared("terms_go_on_over_a_deletion_that_nobody_saw", deleted),
+        shared("a_lease_that_somebody_deleted_has_no_second_holder", deleted_while_held),
     ]
 }
 
@@ -58,9 +61,13 @@ async fn waited_out(server: ApiServer) {
     let mut theirs = spec("ip-10-0-0-1_7b9f", 2, 4);
     theirs.strategy = Some("OldestEmulationVersion".to_owned());
     theirs.preferred_holder = Some("somebody".to_owned());
-    api.create(&PostParams::default(), &object(&name, theirs)).await.expect("created");
+    // What a feature gate of the server's leaves out is not there to be kept.
+    let made = api.create(&PostParams::default(), &object(&name, theirs)).await.expect("created");
+    let made = made.spec.expect("a spec");
     let backend = open(&server, &cluster).await;
     let begun = tokio::time::Instant::now();
+    let listed = backend.lease().list(Page::first()).await.expect("lists").items;
+    assert!(listed.len() == 1 && listed[0].lease == lease("jobs"), "{listed:?}");
     let record = match backend.lease().try_acquire(&ask("jobs", "a", 30)).await.expect("told") {
         Acquire::Held(record) => record,
         other => panic!("it is held by another program: {other:?}"),
@@ -82,12 +89,32 @@ async fn waited_out(server: ApiServer) {
     assert_eq!(spec.holder_identity, Some(identity));
     assert_eq!((spec.lease_transitions, spec.lease_duration_seconds), (Some(5), Some(30)));
     // What we know nothing of survives.
-    assert_eq!(spec.strategy.as_deref(), Some("OldestEmulationVersion"));
-    assert_eq!(spec.preferred_holder.as_deref(), Some("somebody"));
+    assert_eq!((spec.strategy, spec.preferred_holder), (made.strategy, made.preferred_holder));
     let (notes, labels) = (now.metadata.annotations, now.metadata.labels.expect("labels"));
     assert!(notes.is_some_and(|notes| notes.contains_key("example.com/kept")));
     assert_eq!((labels["team"].as_str(), labels["coord/kind"].as_str()), ("blue", "lease"));
     assert_eq!(now.metadata.finalizers, Some(vec!["example.com/wait".to_owned()]));
+}
+
+async fn died_long_ago(server: ApiServer) {
+    let cluster = cluster();
+    let api = leases(&server).await;
+    let ago = jiff::Timestamp::now() - jiff::Span::new().seconds(20);
+    for (name, renewed) in [("alive", jiff::Timestamp::now()), ("dead", ago)] {
+        let mut theirs = spec("other_1", 15, 0);
+        theirs.renew_time = Some(MicroTime(renewed));
+        let name = format!("coord.{cluster}.lease.{name}");
+        api.create(&PostParams::default(), &object(&name, theirs)).await.expect("created");
+    }
+    let backend = open(&server, &cluster).await;
+    let listed = backend.lease().list(Page::first()).await.expect("lists").items;
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    assert!(!listed[0].seems_abandoned(), "{listed:?}");
+    let dead = backend.lease().get(&lease("dead")).await.expect("reads").expect("nobody took it");
+    for record in [&listed[1], &dead] {
+        let ago = record.renewed_ago.expect("it is said").as_secs();
+        assert!(record.seems_abandoned() && (19..=25).contains(&ago), "{record:?}");
+    }
 }
 
 async fn what_another_program_released_is_free(server: ApiServer) {
@@ -129,6 +156,9 @@ async fn client_go_reads_it(server: ApiServer) {
     backend.lease().release(&grant).await.expect("releases");
     let name = format!("coord.{cluster}.lease.jobs");
     let now = leases(&server).await.get(&name).await.expect("it is never deleted");
+    let managers = now.metadata.managed_fields.clone().unwrap_or_default();
+    assert!(!managers.is_empty(), "{managers:?}");
+    assert!(managers.iter().all(|one| one.manager.as_deref() == Some("coord")), "{managers:?}");
     let spec = now.spec.expect("a spec");
     // What client-go takes for released: nobody's, and a duration that its validation lets pass.
     assert_eq!(spec.holder_identity.as_deref(), Some(""));
@@ -153,4 +183,55 @@ async fn deleted(server: ApiServer) {
         let lost = backend.lease().renew(&grant).await.expect("told");
         assert!(matches!(lost, Renew::Lost(None)), "{lost:?}");
     }
+}
+
+async fn deleted_while_held(server: ApiServer) {
+    let cluster = cluster();
+    let name = format!("coord.{cluster}.lease.jobs");
+    let api = leases(&server).await;
+    let (backend, other) = (open(&server, &cluster).await, open(&server, &cluster).await);
+    let grant = acquire(&backend, &ask("jobs", "a", 3)).await;
+    let request = ask("jobs", "b", 3);
+    let held = other.lease().try_acquire(&request).await.expect("told");
+    assert!(matches!(held, Acquire::Held(_)), "{held:?}");
+    let mut watch = other.lease().watch(&lease("jobs"));
+    let first = watch.next().await.expect("an event").expect("no error");
+    assert!(matches!(first, LeaseEvent::Snapshot(Some(_))), "{first:?}");
+    // The holder renews until just before, and knows nothing of it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    renew(&backend, &grant).await;
+    let renewed = tokio::time::Instant::now();
+    api.delete(&name, &DeleteParams::default()).await.expect("deletes");
+    let waiting = async {
+        let mut blank_made = false;
+        loop {
+            match other.lease().try_acquire(&request).await.expect("told") {
+                Acquire::Acquired(next) => return next,
+                Acquire::Held(by) => assert_eq!(by.fence(), grant.fence()),
+                told => panic!("{told:?}"),
+            }
+            // Somebody who saw nothing begins to take it: that is no release either.
+            if !std::mem::replace(&mut blank_made, true) {
+                let blank = Lease {
+                    metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
+                    spec: None,
+                };
+                api.create(&PostParams::default(), &blank).await.expect("creates");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let next = tokio::time::timeout(SOON, waiting).await.expect("in time");
+    assert!(renewed.elapsed() >= Duration::from_secs(3), "after {:?}", renewed.elapsed());
+    assert!(next.term > grant.term);
+    // The watch tells no vacancy before the new holder, who was the first to be seen.
+    loop {
+        match watch.next().await.expect("an event").expect("no error") {
+            LeaseEvent::Changed(record) if record.fence() == next.fence() => break,
+            LeaseEvent::Vacant => assert!(renewed.elapsed() >= Duration::from_secs(3)),
+            _ => {}
+        }
+    }
+    let lost = backend.lease().renew(&grant).await.expect("told");
+    assert!(matches!(lost, Renew::Lost(Some(_))), "{lost:?}");
 }

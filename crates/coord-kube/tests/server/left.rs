@@ -27,6 +27,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         shared("a_node_that_nobody_evicted_is_collected", a_node_is_collected),
         shared("a_request_that_was_left_behind_is_not_carried_out", a_request_left_behind),
         shared("no_shard_goes_to_who_may_be_long_gone", unjudged),
+        shared("a_node_whose_lease_somebody_deleted_has_not_left", deleted_by_somebody),
     ]
 }
 
@@ -185,4 +186,70 @@ async fn unjudged(server: ApiServer) {
     assert!(matches!(beat, coord_core::Heartbeat::Renewed(_)), "{beat:?}");
     let seen = other.discovery().nodes().await.expect("lists");
     assert!(seen.iter().all(|record| record.judged), "{seen:?}");
+}
+
+/// The next departure that a watch tells: of which node, and whether it left, or expired and how.
+async fn departure(
+    watch: &mut (impl futures::Stream<Item = coord_core::Result<NodeEvent>> + Unpin),
+) -> (String, &'static str) {
+    loop {
+        let event = tokio::time::timeout(SOON, watch.next()).await.expect("in time");
+        match event.expect("it goes on").expect("no error") {
+            NodeEvent::Left { node, .. } => return (node.to_string(), "left"),
+            NodeEvent::Expired { node, judged: true, .. } => return (node.to_string(), "judged"),
+            NodeEvent::Expired { node, .. } => return (node.to_string(), "merely gone"),
+            _ => {}
+        }
+    }
+}
+
+async fn deleted_by_somebody(server: ApiServer) {
+    let cluster = cluster();
+    let leases = Api::<Lease>::default_namespaced(admin(&server).await);
+    let (backend, other) = (open(&server, &cluster).await, open(&server, &cluster).await);
+    let ttl = Ttl::from_secs(60).expect("a ttl");
+    let nodes = ["node-1", "node-2", "node-3"].map(node);
+    let mut held = Vec::new();
+    for node in &nodes {
+        let outcome = backend.discovery().register(node, ttl, Replace::No).await;
+        let Ok(Register::Registered(one)) = outcome else { panic!("{outcome:?}") };
+        held.push(one);
+    }
+    let mut watch = other.discovery().watch();
+    let first = watch.next().await.expect("an event").expect("no error");
+    assert!(matches!(&first, NodeEvent::Snapshot(nodes) if nodes.len() == 3), "{first:?}");
+    let seen = other.discovery().nodes().await.expect("lists");
+
+    let object = |name: &str| format!("coord.{cluster}.node.{name}");
+    let now = kube::api::DeleteParams::default();
+    leases.delete(&object("node-1"), &now).await.expect("deletes");
+    assert_eq!(departure(&mut watch).await, ("node-1".to_owned(), "merely gone"));
+    let beat = backend.discovery().heartbeat(&held[0], &nodes[0]).await.expect("told");
+    assert!(matches!(beat, coord_core::Heartbeat::Gone), "{beat:?}");
+
+    // What its node and what the leader end is told as such.
+    backend.discovery().deregister(&held[1]).await.expect("deregisters");
+    assert_eq!(departure(&mut watch).await, ("node-2".to_owned(), "left"));
+    assert!(leases.get_opt(&object("node-2")).await.expect("reads").is_none());
+    let (last, run) = (&seen[2], seen[2].info.incarnation);
+    let evicted = other.discovery().evict(&last.info.id, run, &last.revision).await.expect("told");
+    assert!(matches!(evicted, coord_core::Evict::Evicted), "{evicted:?}");
+    assert_eq!(departure(&mut watch).await, ("node-3".to_owned(), "left"));
+
+    // It is over with the farewell, also where the object stays for longer.
+    let outcome = backend.discovery().register(&nodes[1], ttl, Replace::No).await;
+    let Ok(Register::Registered(again)) = outcome else { panic!("{outcome:?}") };
+    let mut kept = leases.get(&object("node-2")).await.expect("reads");
+    kept.metadata.finalizers = Some(vec!["example.com/wait".to_owned()]);
+    let params = kube::api::PostParams::default();
+    leases.replace(&object("node-2"), &params, &kept).await.expect("replaces");
+    backend.discovery().deregister(&again).await.expect("deregisters");
+    assert_eq!(departure(&mut watch).await, ("node-2".to_owned(), "left"));
+    assert!(leases.get_opt(&object("node-2")).await.expect("reads").is_some(), "it is kept");
+    assert!(other.discovery().nodes().await.expect("lists").is_empty());
+    let beat = backend.discovery().heartbeat(&again, &nodes[1]).await.expect("told");
+    assert!(matches!(beat, coord_core::Heartbeat::Gone), "{beat:?}");
+    let run = again.incarnation;
+    let evicted = other.discovery().evict(&again.node, run, &again.revision).await.expect("told");
+    assert!(matches!(evicted, coord_core::Evict::Gone), "{evicted:?}");
 }

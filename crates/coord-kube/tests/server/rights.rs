@@ -40,7 +40,11 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         on("the_role_is_enough", &with_account(), the_role_is_enough),
         on("each_missing_verb_is_named", &lacking(), each_missing_verb_is_named),
-        on("a_token_that_was_replaced_is_read_again", &Kube::new().with_control(), replaced_token),
+        on(
+            "a_token_that_was_replaced_is_read_again",
+            &Kube::new().with_changing_tokens(),
+            replaced_token,
+        ),
         shared("a_wrong_token_is_denied", a_wrong_token_is_denied),
     ]
 }

@@ -3,17 +3,19 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use super::expiry::time_of;
-use super::{Client, Condition, Expiry, Put};
+use super::{Client, Condition, Expiry, Opened, Put};
 use crate::config::{Config, Storage};
-use crate::error::{NO_STREAM, Op, Refusal, STREAM_DIFFERS, is_unanswerable};
+use crate::error::{NO_STREAM, Refusal, STREAM_DIFFERS, is_unanswerable};
 
 /// How long the marker of a record that ran out stays. The server raises shorter TTLs to it, so it
 /// is the shortest there is.
@@ -43,6 +45,8 @@ const TRIES: usize = 3;
 /// Sequences begin with the microseconds since 1970; a stream that counts from 1 would let terms go
 /// back once it is made again. This is the year 2020.
 const FIRST_SEQUENCE_MIN: u64 = 1_577_836_800_000_000;
+/// How far a bucket that was made by hand may be from the server's clock.
+const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// What was found out about the bucket when it was opened.
 #[derive(Clone, Debug)]
@@ -117,8 +121,11 @@ struct Settings {
 }
 
 #[derive(Deserialize)]
-struct Info {
+pub(super) struct Info {
     config: Settings,
+    /// What time it is, by the server's clock.
+    #[serde(default)]
+    pub(super) ts: Option<String>,
     #[serde(default)]
     created: String,
     #[serde(default)]
@@ -151,7 +158,25 @@ impl Client {
         let version = check_version(op, &client.server_version())?;
         let bucket = client.await_bucket(op, config, version).await?;
         client.expiry = bucket.expiry;
+        let info = client.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
+        let from = info.state.last_sequence;
+        let (newest, is_another) = (AtomicU64::new(from), AtomicBool::new(false));
+        let opened = Opened { identity: bucket.identity.clone(), from, newest, is_another };
+        // It is said once.
+        let _ = client.shared.opened.set(opened);
+        client.is_same(op, &info)?;
         Ok((client, bucket))
+    }
+
+    /// Fails if this is another bucket than the one that the handle was opened for, and lets everything
+    /// fail from then on.
+    pub(super) fn is_same(&self, op: Op<'_>, info: &Info) -> Result<()> {
+        let Some(opened) = self.shared.opened.get() else { return Ok(()) };
+        if info.config.metadata.get(IDENTITY) == Some(&opened.identity) {
+            return Ok(());
+        }
+        opened.is_another.store(true, Ordering::Relaxed);
+        Err(Self::another(op))
     }
 
     /// A bucket that suits, ready to be used. One that is just being made on several servers may
@@ -185,12 +210,7 @@ impl Client {
 
     /// The subjects under a filter that have a message. All of them are told by the stream's
     /// leader, in pages that the server makes.
-    pub(crate) async fn subjects(
-        &self,
-        op: Op<'_>,
-        filter: &str,
-        identity: &str,
-    ) -> Result<Vec<String>> {
+    pub(crate) async fn subjects(&self, op: Op<'_>, filter: &str) -> Result<Vec<String>> {
         #[derive(Serialize)]
         struct Filter<'a> {
             subjects_filter: &'a str,
@@ -202,10 +222,7 @@ impl Client {
             let request = Filter { subjects_filter: filter, offset: subjects.len() };
             let info: Info =
                 self.api(op, &api, &request).await?.map_err(|refusal| refusal.error(op))?;
-            if info.config.metadata.get(IDENTITY).map(String::as_str) != Some(identity) {
-                let why = "the bucket was deleted and made again; open the backend again";
-                return Err(op.error(ErrorKind::Misconfigured).message(why));
-            }
+            self.is_same(op, &info)?;
             let page = info.state.subjects.unwrap_or_default();
             if page.is_empty() {
                 return Ok(subjects);
@@ -252,7 +269,7 @@ impl Client {
             if refusal.err_code != NO_STREAM {
                 return Err(refusal.error(op));
             }
-            let settings = Settings::wanted(config, expiry, self.unique(), now_micros());
+            let settings = Settings::wanted(config, expiry, self.unique());
             match self.api::<Info>(op, &api, &settings).await? {
                 Ok(info) => return self.accept(op, config, &info).await,
                 // Somebody else was faster, with another first sequence.
@@ -263,39 +280,33 @@ impl Client {
         Err(last.map_or_else(|| op.contended(), |refusal| refusal.error(op)))
     }
 
-    /// The bucket, if it suits, with sequences that begin with the time at which it was made.
+    /// The bucket, if it suits, with sequences that begin with the time at which it was made, by the
+    /// server's clock: no client's clock has a part in it, so terms go on rising whoever makes a bucket
+    /// again that was lost.
     ///
-    /// NATS 2.10 loses all messages of a stream with a first sequence of its own when it is killed
-    /// and starts again. There the sequences are moved on instead, before anything is written; all
-    /// who do that move them to the same place.
+    /// A server says what time it is only of a bucket that is there. So its sequences are moved on once
+    /// it is, before anything is written; all who do that move them to the same place. Besides, NATS 2.10
+    /// loses all messages of a stream with a first sequence of its own when it is killed.
     async fn accept(&self, op: Op<'_>, config: &Config, info: &Info) -> Result<Bucket> {
         let bucket = info.config.check(op, config)?;
         let last = info.state.last_sequence;
-        if bucket.expiry == Expiry::Server || last >= FIRST_SEQUENCE_MIN {
-            return Ok(bucket);
-        }
-        let unsuited = |found: u64| {
-            let name = &config.bucket;
-            let why = format!(
-                "bucket {name:?} counts on from {found}; it has to count from the microseconds since \
-                 1970, or be empty"
-            );
-            Err(op.error(ErrorKind::Misconfigured).message(why))
-        };
-        if info.state.messages > 0 {
-            return unsuited(last);
-        }
         let made = time_of(op, &info.created)?;
         let first = u64::try_from(made.as_micros()).unwrap_or(u64::MAX);
-        self.purge(op, None, Some(first)).await?;
-        let moved = self.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
-        if moved.state.last_sequence < FIRST_SEQUENCE_MIN {
-            return unsuited(moved.state.last_sequence);
+        match Beginning::of(last, first, info.state.messages) {
+            Beginning::Good => Ok(bucket),
+            Beginning::Behind => {
+                self.purge(op, None, Some(first)).await?;
+                let moved = self.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
+                match Beginning::of(moved.state.last_sequence, first, 1) {
+                    Beginning::Good => Ok(bucket),
+                    _ => Err(unsuited(op, config, moved.state.last_sequence, first)),
+                }
+            }
+            Beginning::Unsuited => Err(unsuited(op, config, last, first)),
         }
-        Ok(bucket)
     }
 
-    async fn stream_info(&self, op: Op<'_>) -> Result<Result<Info, Refusal>> {
+    pub(super) async fn stream_info(&self, op: Op<'_>) -> Result<Result<Info, Refusal>> {
         let api = format!("STREAM.INFO.{}", self.shared.stream);
         match self.api(op, &api, &Nothing {}).await {
             // Nobody answers for JetStream at all.
@@ -309,8 +320,42 @@ impl Client {
     }
 }
 
+/// Where the sequences of a bucket stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    Good,
+    /// Nothing is written yet, and they have to be moved on.
+    Behind,
+    Unsuited,
+}
+
+impl Beginning {
+    /// Of a bucket that is at this sequence, was made at that time in microseconds by the server's clock,
+    /// and holds so many messages.
+    fn of(last: u64, made: u64, messages: u64) -> Self {
+        let slack = u64::try_from(CLOCK_SLACK.as_micros()).unwrap_or(u64::MAX);
+        match messages {
+            // Whoever made it by hand took another clock.
+            0 if last > made.saturating_add(slack) => Self::Unsuited,
+            0 if last < made.saturating_sub(slack) => Self::Behind,
+            0 => Self::Good,
+            _ if last < FIRST_SEQUENCE_MIN => Self::Unsuited,
+            _ => Self::Good,
+        }
+    }
+}
+
+fn unsuited(op: Op<'_>, config: &Config, last: u64, made: u64) -> Error {
+    let name = &config.bucket;
+    let why = format!(
+        "bucket {name:?} counts on from {last}; it has to count from the microseconds since 1970 at \
+         which it was made, {made} by the server's clock, or be empty"
+    );
+    op.error(ErrorKind::Misconfigured).message(why)
+}
+
 impl Settings {
-    fn wanted(config: &Config, expiry: Expiry, identity: String, first_sequence: u64) -> Self {
+    fn wanted(config: &Config, expiry: Expiry, identity: String) -> Self {
         let is_full = expiry == Expiry::Server;
         let mut metadata = HashMap::from([(IDENTITY.to_owned(), identity)]);
         if !is_full {
@@ -340,7 +385,8 @@ impl Settings {
             allow_msg_counter: false,
             deny_delete: true,
             deny_purge: false,
-            first_sequence: if is_full { first_sequence } else { 0 },
+            // From there it is moved on to the server's time.
+            first_sequence: if is_full { FIRST_SEQUENCE_MIN } else { 0 },
             metadata,
             mirror: None,
             sources: None,
@@ -520,14 +566,6 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The wall clock, for the first sequence of a new stream only: what it counts on from there rises
-/// whatever any clock does, and a stream that is made again begins above it.
-#[expect(clippy::disallowed_methods, reason = "the one place where terms take the time of day")]
-fn now_micros() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use coord_core::BackendUrl;
@@ -539,7 +577,7 @@ mod tests {
     }
 
     fn settings(config: &Config) -> Settings {
-        Settings::wanted(config, Expiry::Server, "id".to_owned(), now_micros())
+        Settings::wanted(config, Expiry::Server, "id".to_owned())
     }
 
     #[test]
@@ -561,6 +599,28 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_counts_from_when_it_was_made() {
+        use Beginning::{Behind, Good, Unsuited};
+        const MADE: u64 = 1_790_000_000_000_000;
+        const DAY: u64 = 86_400_000_000;
+        for (last, messages, wanted) in [
+            (MADE - 1, 0, Good),
+            (MADE - 1_000_000, 0, Good),
+            (0, 0, Behind),
+            (FIRST_SEQUENCE_MIN - 1, 0, Behind),
+            // By a client whose clock was days behind, or ahead.
+            (MADE - 3 * DAY, 0, Behind),
+            (MADE + 3 * DAY, 0, Unsuited),
+            // What is in use goes on.
+            (MADE - 3 * DAY, 7, Good),
+            (MADE + 3 * DAY, 7, Good),
+            (9, 7, Unsuited),
+        ] {
+            assert_eq!(Beginning::of(last, MADE, messages), wanted, "{last} {messages}");
+        }
+    }
+
+    #[test]
     fn servers_that_expire_late_are_known() {
         for version in ["2.11.7", "2.11.9", "2.12.0", "2.12.0-RC.1"] {
             assert!(expires_late(version), "{version}");
@@ -577,7 +637,7 @@ mod tests {
             let bucket = settings(&config).check(Op::read("connect", url), &config).expect("good");
             assert_eq!((bucket.identity.as_str(), bucket.atomic), ("id", true));
             assert_eq!(bucket.expiry, Expiry::Server);
-            let old = Settings::wanted(&config, Expiry::Clients, "id".to_owned(), now_micros());
+            let old = Settings::wanted(&config, Expiry::Clients, "id".to_owned());
             let bucket = old.check(Op::read("connect", url), &config).expect("good");
             assert_eq!((bucket.expiry, bucket.atomic), (Expiry::Clients, false));
         }
@@ -591,12 +651,12 @@ mod tests {
         other.metadata.insert(EXPIRY.to_owned(), "nobody".to_owned());
         let error = other.check(op, &config).expect_err("unknown");
         assert!(error.to_string().contains("has metadata coord.expiry=nobody"), "{error}");
-        let mut old = Settings::wanted(&config, Expiry::Clients, "id".to_owned(), now_micros());
+        let mut old = Settings::wanted(&config, Expiry::Clients, "id".to_owned());
         old.deny_purge = true;
         let error = old.check(op, &config).expect_err("markers would stay");
         assert!(error.to_string().contains("has deny_purge true"), "{error}");
         old.deny_purge = false;
-        old.first_sequence = now_micros();
+        old.first_sequence = FIRST_SEQUENCE_MIN + 1;
         let error = old.check(op, &config).expect_err("2.10 would lose it");
         assert!(error.to_string().contains("has first_seq "), "{error}");
         old.first_sequence = 0;

@@ -1,10 +1,11 @@
 //! Making the connection.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_nats::{ConnectOptions, Event, ServerAddr};
+use coord_core::kit::Op;
 use coord_core::{Error, ErrorKind, Result};
 use tokio::sync::watch as changes;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{Client, Expiry, Shared, Trouble};
 use crate::config::{Config, Login};
-use crate::error::{Op, connect_error};
+use crate::error::connect_error;
 
 /// How long a client waits between two tries to come back, at most. A lease that lives for 10 s is
 /// still there then.
@@ -52,6 +53,7 @@ impl Client {
             tasks: TaskTracker::new(),
             trouble,
             sample: Mutex::default(),
+            opened: OnceLock::new(),
         };
         Ok(Self { vendor, shared: Arc::new(shared), expiry: Expiry::Server })
     }

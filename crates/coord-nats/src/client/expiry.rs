@@ -11,13 +11,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::{ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
 use super::{Client, Condition, Last, MARKER_TTL, Outcome, Put};
 use crate::RACES_MAX;
-use crate::error::Op;
 
 /// How long a record lives, in milliseconds.
 pub(super) const TTL_MS: &str = "Coord-TTL";
@@ -26,6 +26,9 @@ pub(super) const EXPIRED: &str = "Coord-Expired";
 
 /// How long the server's time is taken from what it said last.
 const SAMPLE_AGE_MAX: Duration = Duration::from_secs(1);
+/// By how much the end of a record may be too far away without a word: two clocks are read one after the
+/// other.
+const END_SLACK: Duration = Duration::from_secs(2);
 /// After this, a marker is one that somebody left behind.
 const MARKER_AGE_MAX: Duration = Duration::from_secs(10);
 
@@ -46,6 +49,9 @@ pub(crate) enum Expiry {
 pub(super) struct Sample {
     server: Duration,
     heard: Instant,
+    /// When the server was asked; none where only a message's time is known, which may be one at which
+    /// the clock was fast.
+    asked: Option<Instant>,
 }
 
 impl Sample {
@@ -59,12 +65,16 @@ impl Sample {
     fn raised(known: Option<Self>, written: Duration, now: Instant) -> Self {
         match known {
             Some(known) if known.at(now) >= written => known,
-            _ => Self { server: written, heard: now },
+            known => {
+                let is_near = |known: &Self| written - known.at(now) <= END_SLACK;
+                let asked = known.filter(is_near).and_then(|known| known.asked);
+                Self { server: written, heard: now, asked }
+            }
         }
     }
 
     fn is_fresh(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) <= SAMPLE_AGE_MAX
+        self.asked.is_some_and(|asked| now.saturating_duration_since(asked) <= SAMPLE_AGE_MAX)
     }
 }
 
@@ -75,6 +85,37 @@ pub(super) struct Stored {
     /// By the server's clock, since 1970.
     pub(super) written: Duration,
     pub(super) ttl: Option<Duration>,
+}
+
+/// When a record was written, by the server's clock since 1970, and how long it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(super) written: Duration,
+    pub(super) ttl: Duration,
+}
+
+/// How it stands with a record that lives, by the server's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// How long it has still to live.
+    pub(crate) left: Duration,
+    /// How long ago it was written; none for one that was written while the clock was fast.
+    pub(crate) written_ago: Option<Duration>,
+    /// Whether its end is further away than it may live: it was written while the clock was fast.
+    pub(crate) ends_too_late: bool,
+}
+
+impl Standing {
+    /// Of a record that may live for `most`.
+    fn of(life: Life, most: Duration, now: Duration) -> Self {
+        let end = life.written.saturating_add(life.ttl);
+        let ends_too_late = end > now.saturating_add(most).saturating_add(END_SLACK);
+        Self {
+            left: end.saturating_sub(now).min(most),
+            written_ago: (!ends_too_late).then(|| now.saturating_sub(life.written)),
+            ends_too_late,
+        }
+    }
 }
 
 /// How it stands with a record whose time should be over.
@@ -119,6 +160,64 @@ impl Client {
         Err(op.reading().contended())
     }
 
+    /// How it stands with a record that was read just now and may live for `most`; none where it does not
+    /// end by itself, or the server does not tell the time.
+    pub(super) async fn standing(
+        &self,
+        op: Op<'_>,
+        last: &Last,
+        most: Duration,
+    ) -> Option<Standing> {
+        let life = last.life?;
+        let now = self.server_time(op).await.ok()?;
+        let standing = Standing::of(life, most, now);
+        if !standing.ends_too_late {
+            return Some(standing);
+        }
+        // The clock may have moved since it was asked last.
+        self.sample_time(op).await.ok()?;
+        Some(Standing::of(life, most, self.sampled_time()?))
+    }
+
+    /// How it stands with a record that was read just now and may live for `most`, and at which sequence it
+    /// stands then. A record that would end too late was written while the server's clock was fast. It is
+    /// written once more, since nobody else may watch it. Where that fails, its end stays as it is.
+    pub(crate) async fn observe(
+        &self,
+        op: Op<'_>,
+        subject: &str,
+        last: &Last,
+        most: Duration,
+    ) -> (Option<Standing>, u64) {
+        let standing = self.standing(op, last, most).await;
+        let mut sequence = last.sequence;
+        if let (Some(Standing { ends_too_late: true, .. }), Some(value)) = (standing, &last.value) {
+            match Box::pin(self.count_anew(op, subject, value.clone(), most, sequence)).await {
+                Ok(Outcome::Done(at)) => sequence = at,
+                // Another write came before this one; what was read was true.
+                Ok(_) => {}
+                // A reader that may not write leaves the end to others.
+                Err(error) => tracing::debug!(%error, %subject, "its end stays too late"),
+            }
+        }
+        (standing, sequence)
+    }
+
+    /// Writes a record once more that would end too late, so that its TTL counts from now. Its holder,
+    /// should it live, takes that for a renewal of its own.
+    pub(super) async fn count_anew(
+        &self,
+        op: Op<'_>,
+        subject: &str,
+        value: Bytes,
+        ttl: Duration,
+        sequence: u64,
+    ) -> Result<Outcome> {
+        tracing::warn!(%subject, "a record would end too late, the server's clock was fast: it counts anew");
+        let put = Put { subject, value, ttl: Some(ttl), condition: Condition::At(sequence) };
+        self.put_as_it_is(op.reading(), put).await
+    }
+
     /// Ends the record with this sequence, if its time is over.
     pub(super) async fn try_end(&self, op: Op<'_>, subject: &str, sequence: u64) -> Result<End> {
         let Some(stored) = self.stored(op, subject).await? else { return Ok(End::Replaced) };
@@ -139,7 +238,7 @@ impl Client {
     async fn end(&self, op: Op<'_>, subject: &str, sequence: u64) -> Result<Option<u64>> {
         let condition = Condition::At(sequence);
         let put = Put { subject, value: Bytes::new(), ttl: None, condition };
-        match self.mark_removed(op.reading(), &put, true).await {
+        match self.mark(op.reading(), &put, EXPIRED).await {
             Ok(Outcome::Done(marker)) => Ok(Some(marker)),
             Ok(_) => Ok(None),
             // Who may only read has the clock's word for it.
@@ -159,25 +258,22 @@ impl Client {
 
     /// Asks the server for its time.
     pub(super) async fn sample_time(&self, op: Op<'_>) -> Result<()> {
-        #[derive(Serialize)]
-        struct Nothing {}
-        #[derive(Deserialize)]
-        struct Info {
-            ts: Option<String>,
-        }
-        let api = format!("STREAM.INFO.{}", self.shared.stream);
-        let info: Info = self
-            .api(op.reading(), &api, &Nothing {})
-            .await?
-            .map_err(|refusal| refusal.error(op.reading()))?;
+        let op = op.reading();
+        let info = self.stream_info(op).await?.map_err(|refusal| refusal.error(op))?;
         let heard = Instant::now();
+        self.is_same(op, &info)?;
         let Some(time) = info.ts else {
             let why = "the server does not say what time it is; use NATS 2.10.26 or newer";
             return Err(op.error(ErrorKind::Unsupported).message(why));
         };
-        let sample = Sample { server: time_of(op, &time)?, heard };
+        let sample = Sample { server: time_of(op, &time)?, heard, asked: Some(heard) };
         *self.lock_sample() = Some(sample);
         Ok(())
+    }
+
+    /// The server's time by what it said last.
+    pub(super) fn sampled_time(&self) -> Option<Duration> {
+        self.sampled(|_, _| true)
     }
 
     fn sampled(&self, suits: impl FnOnce(&Sample, Instant) -> bool) -> Option<Duration> {
@@ -332,7 +428,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_servers_time_goes_on_and_is_asked_for_again() {
         let heard = Instant::now();
-        let sample = Sample { server: Duration::from_secs(100), heard };
+        let sample = Sample { server: Duration::from_secs(100), heard, asked: Some(heard) };
         let later = heard + SAMPLE_AGE_MAX;
         assert_eq!(sample.at(later), Duration::from_secs(101));
         assert!(sample.is_fresh(later));
@@ -343,8 +439,30 @@ mod tests {
         assert!(!same.is_fresh(later + Duration::from_millis(1)));
         let raised = Sample::raised(Some(sample), Duration::from_secs(102), later);
         assert_eq!(raised.at(later), Duration::from_secs(102));
+        assert!(raised.is_fresh(later), "the server was asked, and the message is near");
         let first = Sample::raised(None, Duration::from_secs(7), later);
         assert_eq!(first.at(later + SAMPLE_AGE_MAX), Duration::from_secs(8));
+        // A message that was written while the clock was fast ends nobody's record.
+        let fast = Sample::raised(Some(sample), Duration::from_secs(28_900), later);
+        assert!(!first.is_fresh(later) && !fast.is_fresh(later), "the server has to be asked");
+    }
+
+    #[test]
+    fn an_end_that_is_too_far_away_is_seen() {
+        let secs = Duration::from_secs;
+        let (ttl, now) = (secs(10), secs(100_000));
+        let of = |written: u64, lives: u64| {
+            let standing =
+                Standing::of(Life { written: secs(written), ttl: secs(lives) }, ttl, now);
+            (standing.left.as_secs(), standing.written_ago.map(|ago| ago.as_secs()))
+        };
+        assert_eq!(of(99_997, 10), (7, Some(3)));
+        // One that the server ends late, and one that was written since the clock was asked.
+        assert_eq!(of(99_985, 10), (0, Some(15)));
+        assert_eq!(of(100_001, 10), (10, Some(0)));
+        // While the clock was eight hours fast, or for a TTL that is none of the record's.
+        assert_eq!(of(128_800, 10), (10, None));
+        assert_eq!(of(100_000, 28_800), (10, None));
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use async_nats::{HeaderMap, HeaderValue, Message, StatusCode, Subscriber};
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::{Error, ErrorKind, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use serde::{Deserialize, Serialize};
@@ -23,8 +24,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::expiry::{EXPIRED, End, Ends, TTL_MS, ttl_of};
-use super::{ASIDE, Client, Expiry, MARKER_REASON, OPERATION, Trouble, apart, is_removal};
-use crate::error::Op;
+use super::{ASIDE, Client, Expiry, MARKER_REASON, OPERATION, REMOVED, Trouble, apart, is_removal};
 
 /// How often the server says that there is nothing to say, and after which silence it is away.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -57,14 +57,16 @@ pub(crate) struct Update {
 pub(crate) enum What {
     /// The record was written.
     Put(Bytes),
-    /// It was removed on purpose.
+    /// One of us removed it on purpose.
     Removed,
+    /// Somebody deleted it with tools of his own.
+    Deleted,
     /// It ran out.
     Expired,
 }
 
 /// What can be watched: state that is built from updates.
-pub(crate) trait Topic: Send + 'static {
+pub(crate) trait Topic: Send + Sync + 'static {
     type Event: fmt::Debug + Send + 'static;
 
     /// Which subjects it is about.
@@ -77,6 +79,12 @@ pub(crate) trait Topic: Send + 'static {
         update: Update,
         events: &mut VecDeque<Self::Event>,
     ) -> impl Future<Output = Result<Option<Duration>>> + Send;
+
+    /// The record that stands at this sequence, as it is written once more under another one.
+    fn written_anew(&self, value: Bytes, sequence: u64) -> Result<Bytes> {
+        let _ = sequence;
+        Ok(value)
+    }
 
     /// The state now, as an event.
     fn snapshot(&mut self) -> impl Future<Output = Result<Self::Event>> + Send;
@@ -173,14 +181,46 @@ async fn run<T: Topic>(
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        if let Err(error) = applied.and_then(|()| deadlines.check(op, Instant::now())) {
+        if let Err(error) = applied {
             return error;
+        }
+        if let Some((subject, ttl)) = deadlines.overdue(Instant::now()) {
+            match Box::pin(end_anew(client, op, &topic, &subject, ttl)).await {
+                Ok(true) => deadlines.set(subject, ttl),
+                Ok(false) => {
+                    let why = format!("the end of a record was missed subject={subject}");
+                    return op.unclear(why);
+                }
+                Err(error) => return error,
+            }
         }
         if !is_current {
             // What is seen before the snapshot is told by it.
             events.clear();
         }
     }
+}
+
+/// Looks at a record that must have ended long ago by one's own clock, and tells whether it is there
+/// still because its end is further away than it may live: it was written while the server's clock was
+/// fast. Then it is written once more, so that its TTL counts from now.
+async fn end_anew<T: Topic>(
+    client: &Client,
+    op: Op<'_>,
+    topic: &T,
+    subject: &str,
+    ttl: Duration,
+) -> Result<bool> {
+    let Some(stored) = client.stored(op, subject).await? else { return Ok(false) };
+    let standing = client.standing(op, &stored.last, ttl).await;
+    let Some(value) = stored.last.value.filter(|_| standing.is_some_and(|it| it.ends_too_late))
+    else {
+        return Ok(false);
+    };
+    let sequence = stored.last.sequence;
+    let value = topic.written_anew(value, sequence)?;
+    // Whatever it came to: what stands there now shows in the watch.
+    client.count_anew(op, subject, value, ttl, sequence).await.map(|_| true)
 }
 
 /// Waits until then; for ever where there is nothing to wait for.
@@ -200,6 +240,7 @@ async fn look_at(client: &Client, op: Op<'_>, ends: &mut Ends) -> Option<Update>
             let (written, ttl) = (Duration::ZERO, None);
             return Some(Update { subject, sequence, what: What::Expired, written, ttl });
         }
+        // One that is too far away is seen to be overdue.
         Ok(End::In(left)) => left,
         // What took its place is on its way here.
         Ok(End::Replaced) => LOOK_AGAIN,
@@ -225,7 +266,7 @@ impl Client {
                 ends.set(&update.subject, self.local(update.written + ttl), update.sequence);
             }
             (What::Put(_), None) => ends.remove(&update.subject),
-            (What::Removed | What::Expired, _) => {
+            (What::Removed | What::Deleted | What::Expired, _) => {
                 ends.remove(&update.subject);
                 if !is_current {
                     self.forget_old(&update.subject, update.sequence, update.written, update.ttl);
@@ -238,7 +279,8 @@ impl Client {
 /// By when something has to be heard of each record.
 #[derive(Default)]
 struct Deadlines {
-    by_subject: HashMap<String, Instant>,
+    /// With how long the record lives.
+    by_subject: HashMap<String, (Instant, Duration)>,
     checked: Option<Instant>,
 }
 
@@ -251,25 +293,26 @@ impl Deadlines {
     ) -> Result<()> {
         let subject = update.subject.clone();
         match topic.apply(update, events).await? {
-            Some(ttl) => self.by_subject.insert(subject, Instant::now() + ttl + GRACE),
-            None => self.by_subject.remove(&subject),
-        };
+            Some(ttl) => self.set(subject, ttl),
+            None => drop(self.by_subject.remove(&subject)),
+        }
         Ok(())
     }
 
-    /// Fails where a record must have ended long ago and nothing was said of it.
-    fn check(&mut self, op: Op<'_>, now: Instant) -> Result<()> {
+    fn set(&mut self, subject: String, ttl: Duration) {
+        self.by_subject.insert(subject, (Instant::now() + ttl + GRACE, ttl));
+    }
+
+    /// A record that must have ended long ago although nothing was said of it, and how long it lives.
+    fn overdue(&mut self, now: Instant) -> Option<(String, Duration)> {
         if self.checked.is_some_and(|checked| now < checked + HEARTBEAT) {
-            return Ok(());
+            return None;
         }
-        self.checked = Some(now);
-        match self.by_subject.iter().find(|(_, deadline)| **deadline < now) {
-            None => Ok(()),
-            Some((subject, _)) => {
-                let why = format!("the end of a record was missed subject={subject}");
-                Err(op.unclear(why))
-            }
-        }
+        let mut late = self.by_subject.iter().filter(|(_, (deadline, _))| *deadline < now);
+        let late = late.next().map(|(subject, (_, ttl))| (subject.clone(), *ttl));
+        // There may be more of them.
+        self.checked = late.is_none().then_some(now);
+        late
     }
 }
 
@@ -356,8 +399,9 @@ struct Created {
 impl Subscription {
     async fn open(client: &Client, op: Op<'_>, filter: String) -> Result<Self> {
         client.ready(op).await?;
-        if client.expiry == Expiry::Clients {
-            client.sample_time(op).await?;
+        match client.expiry {
+            Expiry::Clients => client.sample_time(op).await?,
+            Expiry::Server => client.look_at_identity(op).await?,
         }
         let trouble = client.shared.trouble.subscribe();
         let losses = trouble.borrow().losses;
@@ -448,8 +492,10 @@ impl Subscription {
         let header = |name: &str| message.headers.as_ref()?.get(name).map(HeaderValue::as_str);
         let what = if header(MARKER_REASON) == Some("MaxAge") || header(EXPIRED).is_some() {
             What::Expired
-        } else if header(MARKER_REASON).is_some() || header(OPERATION).is_some_and(is_removal) {
+        } else if header(REMOVED).is_some() {
             What::Removed
+        } else if header(MARKER_REASON).is_some() || header(OPERATION).is_some_and(is_removal) {
+            What::Deleted
         } else {
             What::Put(apart(message.payload.clone(), header(ASIDE)).0)
         };
@@ -509,15 +555,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_record_that_should_have_ended_is_noticed() {
-        let op = Op::read("watch", "orders");
         let mut deadlines = Deadlines::default();
-        let now = Instant::now();
-        deadlines.by_subject.insert("a".to_owned(), now + Duration::from_secs(3) + GRACE);
-        deadlines.check(op, now).expect("alive");
-        deadlines.check(op, now + GRACE).expect("alive");
+        let (now, ttl) = (Instant::now(), Duration::from_secs(3));
+        deadlines.set("a".to_owned(), ttl);
+        assert_eq!(deadlines.overdue(now), None);
+        assert_eq!(deadlines.overdue(now + GRACE), None);
         let late = now + Duration::from_secs(4) + GRACE;
-        let error = deadlines.check(op, late).expect_err("missed");
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        deadlines.check(op, late).expect("looked at just now");
+        assert_eq!(deadlines.overdue(late), Some(("a".to_owned(), ttl)));
+        deadlines.by_subject.remove("a");
+        assert_eq!(deadlines.overdue(late), None);
+        deadlines.set("b".to_owned(), ttl);
+        let just_now = deadlines.overdue(late + Duration::from_millis(1));
+        assert_eq!(just_now, None, "looked at just now");
     }
 }

@@ -10,6 +10,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use coord_core::kit::Op;
 use coord_core::{Effect, Error, ErrorKind, Result};
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use redis::aio::MultiplexedConnection;
@@ -20,7 +21,7 @@ use tokio::time::timeout;
 
 use super::{exchange, next_id};
 use crate::config::{Config, Host, Login, Sentinel};
-use crate::error::{Op, is_withheld, problem};
+use crate::error::{is_withheld, problem};
 
 /// How long a second master among the hosts of the URL is looked for: a former one that came back.
 const SECOND_MASTER_LIMIT: Duration = Duration::from_millis(200);
@@ -124,6 +125,11 @@ impl Link {
         let _ = self.dial.identity.set((key, identity));
     }
 
+    /// The identity that was said; empty before.
+    pub(crate) fn identity(&self) -> &str {
+        self.dial.identity.get().map_or("", |(_, identity)| identity)
+    }
+
     /// Ends the connection.
     pub(crate) fn cut(&self) {
         self.forget(u64::MAX);
@@ -156,7 +162,7 @@ impl Dial {
             login: config.login.clone(),
             sentinel: config.sentinel.clone(),
             #[cfg(feature = "tls")]
-            tls: tls(Op::new("connect", &config.target), config)?,
+            tls: tls(Op::read("connect", &config.target), config)?,
             db: config.db,
             slot,
             request_timeout: config.request_timeout,
@@ -290,7 +296,7 @@ impl Dial {
         let failed = |error| {
             let error = problem(op, Effect::None, error);
             let why = format!("{}: {}", host, error.message_text());
-            Error::new(error.kind(), op.name).resource(op.resource).message(why).with_source(error)
+            op.error(error.kind()).message(why).with_source(error)
         };
         let client = self.vendor(host, login, db).map_err(failed)?;
         let config = AsyncConnectionConfig::new()

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use coord_core::kit::Op;
 use coord_core::{Error, ErrorKind, Result};
 use futures::stream::{self, BoxStream, StreamExt};
 use redis::Value;
@@ -26,7 +27,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::link::Link;
 use super::{Client, Reply, exchange};
-use crate::error::Op;
+use crate::error::strange;
 use crate::keys::Kind;
 use crate::scripts::REAP;
 
@@ -140,7 +141,7 @@ struct Reader {
 
 impl Reader {
     async fn run(mut self, ready: watch::Sender<bool>) {
-        let op = Op::new("watch", "events");
+        let op = Op::read("watch", "events");
         loop {
             match self.round(op, &ready).await {
                 Ok(true) => {}
@@ -235,7 +236,7 @@ fn hints(op: Op<'_>, answer: Value) -> Result<(Option<String>, Vec<Hint>)> {
     let array = |value| match value {
         Value::Array(items) => Ok(items),
         Value::Nil => Ok(Vec::new()),
-        other => Err(op.strange(&format!("{other:?}"))),
+        other => Err(strange(op, &format!("{other:?}"))),
     };
     let Some(stream) = array(answer)?.pop() else { return Ok((None, Vec::new())) };
     let mut last = None;
@@ -296,7 +297,7 @@ pub(crate) fn subscribe<T: Topic>(
     topic: T,
 ) -> BoxStream<'static, Result<T::Event>> {
     let closed = client.closed().clone().cancelled_owned();
-    let end = Op::new("watch", resource).closed();
+    let end = Op::read("watch", resource).closed();
     let subscription = Subscription {
         client: client.clone(),
         resource: resource.to_owned(),
@@ -344,7 +345,7 @@ enum Wake {
 impl<T: Topic> Subscription<T> {
     async fn next(&mut self) -> Result<T::Event> {
         if self.inbox.is_none() {
-            let op = Op::new("watch", &self.resource);
+            let op = Op::read("watch", &self.resource);
             self.inbox = Some(self.client.hub().join(op, &self.client).await?);
             return self.snapshot().await;
         }
@@ -373,7 +374,7 @@ impl<T: Topic> Subscription<T> {
     /// Waits until there is something to be read: hints that concern the topic, or none when it is
     /// time to read everything.
     async fn wake(&mut self) -> Result<Wake> {
-        let op = Op::new("watch", &self.resource);
+        let op = Op::read("watch", &self.resource);
         let Some(inbox) = &mut self.inbox else { return Ok(Wake::Gap) };
         let mut found = Vec::new();
         loop {
@@ -399,6 +400,7 @@ impl<T: Topic> Subscription<T> {
                 }
                 Ok(Signal::Failed(kind, why)) => {
                     return Err(Error::new(kind, op.name)
+                        .effect_none()
                         .resource(op.resource)
                         .message(why.to_string()));
                 }
@@ -421,7 +423,7 @@ mod tests {
 
     #[test]
     fn what_a_newer_version_says_is_passed_over() {
-        let op = Op::new("watch", "events");
+        let op = Op::read("watch", "events");
         let entry = |id: &str, kind: &str| {
             let fields = ["kind", kind, "name", "jobs", "what", "ended", "about", "7"].map(bulk);
             Value::Array(vec![bulk(id), Value::Array(fields.to_vec())])

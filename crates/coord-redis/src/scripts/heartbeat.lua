@@ -5,11 +5,7 @@ local found, rest = live(nodes, ends, id, at)
 if not found then
   return {'gone'}
 end
-local mark, body = marked(found)
-if mark and '{' .. body == record then
-  call('ZADD', ends, text(at + ttl), id)
-  return {'renewed', mark}
-end
+local mark = marked(found)
 local held = decoded(found)
 if not held or not mark or type(held.node) ~= 'table' then
   return corrupt('the record of the node is none of ours')

@@ -12,6 +12,19 @@ local function call(command, ...)
   return redis.call(command, ...)
 end
 
+-- Which store the caller means, behind all other keys and arguments; empty before it knows. A server that
+-- was emptied is given its identity back by whoever comes first, so that all go on together. One that got
+-- another identity meanwhile is another store: nothing is done there.
+local identity, identity_key = table.remove(ARGV), table.remove(KEYS)
+if identity ~= '' then
+  local found = call('GET', identity_key)
+  if not found then
+    redis.pcall('SET', identity_key, identity)
+  elseif found ~= identity then
+    return redis.error_reply('IDENTITY it is ' .. found .. ', not ' .. identity)
+  end
+end
+
 local function now()
   local time = call('TIME')
   return time[1] * 1000000 + time[2]
@@ -36,20 +49,28 @@ local function tick(clock, at)
   return text(mark)
 end
 
--- How long an entry has still to live; none if it has ended.
-local function left(ends, name, at)
-  local score = call('ZSCORE', ends, name)
-  local rest = score and tonumber(score) - at
-  return rest and rest > 0 and rest or nil
+-- How long a record lives that is not renewed, by what it says itself.
+local function lasts(record)
+  local millis = string.match(record, '"ttl_ms":(%d+)') or string.match(record, '"time_limit_ms":(%d+)')
+  return millis and millis * 1000
 end
 
+-- A record that has not ended, and how long it has still to live. An end that is further away than the
+-- record may live was written while this server's clock was fast: it counts from now on.
 local function live(records, ends, name, at)
-  local rest = left(ends, name, at)
-  local found = rest and call('HGET', records, name)
-  if found then
-    return found, text(rest)
+  local score = call('ZSCORE', ends, name)
+  local rest = score and tonumber(score) - at
+  local found = rest and rest > 0 and call('HGET', records, name)
+  if not found then
+    return false, ''
   end
-  return false, ''
+  local most = lasts(found)
+  if most and rest > most then
+    rest = most
+    -- Who may only read has to leave the end to others.
+    redis.pcall('ZADD', ends, text(at + most), name)
+  end
+  return found, text(rest)
 end
 
 local function decoded(record)

@@ -4,16 +4,12 @@ local at = now()
 local found, rest = live(nodes, ends, id, at)
 local what = 'joined'
 if found then
-  local mark, body = marked(found)
+  local mark = marked(found)
   local held = decoded(found)
   if not held or not mark or type(held.node) ~= 'table' then
     return corrupt('the record of the node is none of ours')
   end
   if held.node.incarnation == incarnation then
-    if '{' .. body == record then
-      call('ZADD', ends, text(at + ttl), id)
-      return {'registered', mark}
-    end
     what = 'updated'
   elseif replace ~= '1' then
     return {'duplicate', found, rest}

@@ -12,5 +12,6 @@ end
 if held.attempt ~= attempt or marked(found) ~= term then
   return {'lost', found, rest}
 end
-call('ZADD', ends, text(at + ttl), name)
+-- For the TTL that the record says: it is the one that is told.
+call('ZADD', ends, text(at + (lasts(found) or ttl)), name)
 return {'renewed', found}

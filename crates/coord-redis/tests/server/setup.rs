@@ -1,6 +1,7 @@
 //! What all trials need.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::{
@@ -8,6 +9,7 @@ use coord_core::{
     HealthStatus, Holder, Incarnation, LeaseName, NodeId, ShardCount, Table, TableHeader,
     TableName, Ttl,
 };
+use coord_integration::faults::Clock;
 use coord_integration::servers::{Redis, Server};
 use coord_integration::trial;
 use coord_redis::RedisBackend;
@@ -27,6 +29,18 @@ where
     trial(name, &redis.with_control().find(), move |redis| {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         run(runtime, body(redis))
+    })
+}
+
+/// A trial on a server of its own, whose clock it moves.
+pub(crate) fn on_clock<F>(name: &str, redis: Redis, body: fn(Redis, Arc<Clock>) -> F) -> Trial
+where
+    F: Future<Output = Done> + 'static,
+{
+    let both = redis.with_control().find().and_then(|redis| Ok((redis, Arc::new(Clock::new()?))));
+    trial(name, &both, move |(redis, clock)| {
+        let runtime = tokio::runtime::Builder::new_multi_thread();
+        run(runtime, body(redis.with_clock(&clock), clock))
     })
 }
 

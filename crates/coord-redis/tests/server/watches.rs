@@ -73,7 +73,10 @@ async fn expired(redis: Redis) -> Done {
     let (first, second) = tokio::join!(comes_and_goes(first), comes_and_goes(second));
     for gone in [first?, second?] {
         let incarnation = node.incarnation;
-        ensure(gone == NodeEvent::Expired { node: node.id.clone(), incarnation }, gone)?;
+        ensure(
+            gone == NodeEvent::Expired { node: node.id.clone(), incarnation, judged: true },
+            gone,
+        )?;
     }
     // And nothing of it is left.
     let left = server.nodes()[0].ask(&["HLEN", "coord:{orders}:nodes"])?;

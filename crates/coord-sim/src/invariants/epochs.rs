@@ -1,4 +1,4 @@
-//! What hosts show (§7): an epoch belongs to one run, and whoever may act is not refused by what the shard
+//! What hosts show (docs/design.md#handoff): an epoch belongs to one run, and whoever may act is not refused by what the shard
 //! writes to.
 
 use std::collections::BTreeMap;

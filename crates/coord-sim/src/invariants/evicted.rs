@@ -1,4 +1,5 @@
-//! An evicted run does not come back by a heartbeat (§4.2): its shards have moved by the time it does.
+//! An evicted run does not come back by a heartbeat (docs/design.md#registrations): its shards have
+//! moved by the time it does.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! I1: one leader per term, and never two at a moment.
+//! I1: one leader per term, and never two at a moment. Where somebody deletes a lease, its holder leads
+//! on until its own deadline, and fencing alone keeps it from writing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,11 +8,25 @@ use coord_core::{AttemptId, LeaseName, Term};
 
 use super::{Invariant, ProcessId, Seen};
 
-#[derive(Default)]
 pub(super) struct I1 {
+    leader_ttl: Duration,
+    /// Up to then a holder may not know that its lease was deleted.
+    unknowing_until: Duration,
     granted: BTreeMap<(LeaseName, Term), AttemptId>,
     newest: BTreeMap<LeaseName, Term>,
     led: BTreeMap<Term, ProcessId>,
+}
+
+impl I1 {
+    pub(super) fn new(leader_ttl: Duration) -> Self {
+        Self {
+            leader_ttl,
+            unknowing_until: Duration::ZERO,
+            granted: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            led: BTreeMap::new(),
+        }
+    }
 }
 
 impl Invariant for I1 {
@@ -19,7 +34,7 @@ impl Invariant for I1 {
         "I1"
     }
 
-    fn see(&mut self, seen: &Seen<'_>, _now: Duration) -> Option<String> {
+    fn see(&mut self, seen: &Seen<'_>, now: Duration) -> Option<String> {
         match seen {
             Seen::Granted(grant) => {
                 let key = (grant.lease.clone(), grant.term);
@@ -37,7 +52,9 @@ impl Invariant for I1 {
                 None
             }
             Seen::Leaders(leaders) => {
-                if let [one, two, ..] = leaders {
+                if let [one, two, ..] = leaders
+                    && now >= self.unknowing_until
+                {
                     return Some(format!(
                         "{} leads in term {} and {} in term {}",
                         one.process, one.fence.term, two.process, two.fence.term
@@ -50,6 +67,10 @@ impl Invariant for I1 {
                         return Some(format!("{known} and {process} both led in term {term}"));
                     }
                 }
+                None
+            }
+            Seen::LeaseVanishes => {
+                self.unknowing_until = now + self.leader_ttl;
                 None
             }
             _ => None,

@@ -1,9 +1,9 @@
-//! I2: every shard has an owner while an Active node exists (§5.4), but for those that `_cluster` says are
+//! I2: every shard has an owner while an Active node exists (docs/design.md#invariants), but for those that `_cluster` says are
 //! parked.
 //!
-//! Who is Active is what `_cluster` says (§4.3.7), of a run that is registered at this moment. Not counted
+//! Who is Active is what `_cluster` says (docs/design.md#the-reserved-table), of a run that is registered at this moment. Not counted
 //! is a node that the map names as another run: the shards of a run that may go on stay in its name, and a
-//! map can't name two runs of a node, so the new one takes nothing until the old one is over (§7).
+//! map can't name two runs of a node, so the new one takes nothing until the old one is over (docs/design.md#handoff).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

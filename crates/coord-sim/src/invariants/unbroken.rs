@@ -1,4 +1,4 @@
-//! What `MakeBeforeBreak` promises (§7): "s: A, moving to B" → B reports started → "s: B, A leaving". So a
+//! What `MakeBeforeBreak` promises (docs/design.md#handoff): "s: A, moving to B" → B reports started → "s: B, A leaving". So a
 //! shard does not go from a run that is registered to a node that has not started it.
 
 use std::collections::{BTreeMap, BTreeSet};

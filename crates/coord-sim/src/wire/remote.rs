@@ -8,15 +8,15 @@ use async_trait::async_trait;
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
     Acquire, AcquireRequest, Answer, Answered, Backend, BackendInfo, Claim, ClaimRequest,
-    Discovery, Error, Evict, Fence, Grant, Health, Heartbeat, Incarnation, Lease, LeaseEvent,
-    LeaseName, LeaseRecord, Listing, NodeEvent, NodeId, NodeInfo, NodeRecord, Page, Placement,
-    PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
+    Discovery, Error, ErrorKind, Evict, Fence, Grant, Health, Heartbeat, Incarnation, Lease,
+    LeaseEvent, LeaseName, LeaseRecord, Listing, NodeEvent, NodeId, NodeInfo, NodeRecord, Page,
+    Placement, PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
     RequestEvent, RequestId, Result, Revision, ShardMap, Table, TableName, Ttl, Version,
 };
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -35,11 +35,50 @@ struct Inner {
     store: Handle,
     /// A planted bug: what is granted lasts from the reply on.
     late: bool,
-    /// On the store's side.
+    /// On the store's side, as it was opened.
     faulty: Faulty,
-    lease: Arc<dyn Lease>,
-    discovery: Arc<dyn Discovery>,
-    placement: Arc<dyn Placement>,
+    /// What is there now.
+    there: watch::Sender<There>,
+}
+
+/// What a client finds where its store was.
+#[derive(Clone, Debug)]
+enum There {
+    Store(Faulty),
+    Another,
+}
+
+impl Inner {
+    fn there(&self) -> Faulty {
+        match &*self.there.borrow() {
+            There::Store(store) => store.clone(),
+            There::Another => self.faulty.clone(),
+        }
+    }
+
+    fn lease(&self) -> Arc<dyn Lease> {
+        self.there().lease()
+    }
+
+    fn discovery(&self) -> Arc<dyn Discovery> {
+        self.there().discovery()
+    }
+
+    fn placement(&self) -> Arc<dyn Placement> {
+        self.there().placement()
+    }
+
+    /// As the clients of real stores say it.
+    fn is_same(&self, operation: &'static str) -> Result<()> {
+        match &*self.there.borrow() {
+            There::Store(_) => Ok(()),
+            There::Another => {
+                let why =
+                    "the store is another one now than when the backend was opened; open it again";
+                Err(Error::new(ErrorKind::Misconfigured, operation).message(why))
+            }
+        }
+    }
 }
 
 impl Remote {
@@ -51,11 +90,15 @@ impl Remote {
             weather: Arc::new(Mutex::new(weather)),
             store,
             late,
-            lease: faulty.lease(),
-            discovery: faulty.discovery(),
-            placement: faulty.placement(),
+            there: watch::Sender::new(There::Store(faulty.clone())),
             faulty,
         }))
+    }
+
+    /// Another store is where its own one was. A planted bug lets it go on there, under the old identity.
+    pub fn replaced(&self, by: Option<Arc<dyn Backend>>) {
+        let there = by.map_or(There::Another, |store| There::Store(Faulty::new(store)));
+        self.0.there.send_replace(there);
     }
 
     /// What goes wrong between this process and the store.
@@ -94,7 +137,10 @@ impl Remote {
             let arrive = move || {
                 let answered = remote.clone();
                 let applied = async move {
-                    let result = call(Arc::clone(&answered.0)).await;
+                    let result = match answered.0.is_same(operation) {
+                        Ok(()) => call(Arc::clone(&answered.0)).await,
+                        Err(error) => Err(error),
+                    };
                     let wire = &answered.0.wire;
                     let weather = answered.weather();
                     if wire.chance(weather.lost) {
@@ -143,13 +189,22 @@ impl Remote {
         let arrive = move || {
             let store = remote.0.store.clone();
             store.spawn(async move {
+                let mut there = remote.0.there.subscribe();
                 let mut subscription = open(&remote.0);
                 let mut last = 0;
                 loop {
-                    let event = tokio::select! {
-                        biased;
-                        () = sender.closed() => return,
-                        event = subscription.next() => event,
+                    let event = match remote.0.is_same("watch") {
+                        Err(error) => Some(Err(error)),
+                        Ok(()) => tokio::select! {
+                            biased;
+                            () = sender.closed() => return,
+                            Ok(()) = there.changed() => {
+                                let is_same = remote.0.is_same("watch");
+                                let ended = || Err(Error::unavailable("watch", "the store is gone"));
+                                Some(is_same.and_then(|()| ended()))
+                            }
+                            event = subscription.next() => event,
+                        },
                     };
                     let Some(event) = event else { return };
                     let ends = event.is_err();
@@ -209,11 +264,12 @@ impl Lease for Remote {
         let mut outcome = self
             .call("try_acquire", move |it| {
                 let request = request.clone();
-                Box::pin(async move { it.lease.try_acquire(&request).await })
+                Box::pin(async move { it.lease().try_acquire(&request).await })
             })
             .await?;
         if let Acquire::Acquired(grant) = &mut outcome {
             grant.ttl = self.heard(grant.ttl, sent);
+            grant.origin = self.info().origin.clone();
         }
         Ok(outcome)
     }
@@ -224,11 +280,12 @@ impl Lease for Remote {
         let mut outcome = self
             .call("renew", move |it| {
                 let grant = grant.clone();
-                Box::pin(async move { it.lease.renew(&grant).await })
+                Box::pin(async move { it.lease().renew(&grant).await })
             })
             .await?;
         if let Renew::Renewed(grant) = &mut outcome {
             grant.ttl = self.heard(grant.ttl, sent);
+            grant.origin = self.info().origin.clone();
         }
         Ok(outcome)
     }
@@ -237,7 +294,7 @@ impl Lease for Remote {
         let grant = grant.clone();
         self.call("release", move |it| {
             let grant = grant.clone();
-            Box::pin(async move { it.lease.release(&grant).await })
+            Box::pin(async move { it.lease().release(&grant).await })
         })
         .await
     }
@@ -246,7 +303,7 @@ impl Lease for Remote {
         let lease = lease.clone();
         self.call("get", move |it| {
             let lease = lease.clone();
-            Box::pin(async move { it.lease.get(&lease).await })
+            Box::pin(async move { it.lease().get(&lease).await })
         })
         .await
     }
@@ -254,14 +311,14 @@ impl Lease for Remote {
     async fn list(&self, page: Page) -> Result<Listing<LeaseRecord>> {
         self.call("list", move |it| {
             let page = page.clone();
-            Box::pin(async move { it.lease.list(page).await })
+            Box::pin(async move { it.lease().list(page).await })
         })
         .await
     }
 
     fn watch(&self, lease: &LeaseName) -> BoxStream<'static, Result<LeaseEvent>> {
         let lease = lease.clone();
-        Self::watch(self, move |it| it.lease.watch(&lease))
+        Self::watch(self, move |it| it.lease().watch(&lease))
     }
 }
 
@@ -271,7 +328,7 @@ impl Discovery for Remote {
         let node = node.clone();
         self.call("register", move |it| {
             let node = node.clone();
-            Box::pin(async move { it.discovery.register(&node, ttl, replace).await })
+            Box::pin(async move { it.discovery().register(&node, ttl, replace).await })
         })
         .await
     }
@@ -280,7 +337,7 @@ impl Discovery for Remote {
         let (held, node) = (held.clone(), node.clone());
         self.call("heartbeat", move |it| {
             let (held, node) = (held.clone(), node.clone());
-            Box::pin(async move { it.discovery.heartbeat(&held, &node).await })
+            Box::pin(async move { it.discovery().heartbeat(&held, &node).await })
         })
         .await
     }
@@ -289,7 +346,7 @@ impl Discovery for Remote {
         let held = held.clone();
         self.call("deregister", move |it| {
             let held = held.clone();
-            Box::pin(async move { it.discovery.deregister(&held).await })
+            Box::pin(async move { it.discovery().deregister(&held).await })
         })
         .await
     }
@@ -303,17 +360,17 @@ impl Discovery for Remote {
         let (node, seen) = (node.clone(), seen.clone());
         self.call("evict", move |it| {
             let (node, seen) = (node.clone(), seen.clone());
-            Box::pin(async move { it.discovery.evict(&node, incarnation, &seen).await })
+            Box::pin(async move { it.discovery().evict(&node, incarnation, &seen).await })
         })
         .await
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>> {
-        self.call("nodes", |it| Box::pin(async move { it.discovery.nodes().await })).await
+        self.call("nodes", |it| Box::pin(async move { it.discovery().nodes().await })).await
     }
 
     fn watch(&self) -> BoxStream<'static, Result<NodeEvent>> {
-        Self::watch(self, |it| it.discovery.watch())
+        Self::watch(self, |it| it.discovery().watch())
     }
 }
 
@@ -323,7 +380,7 @@ impl Placement for Remote {
         let request = request.clone();
         self.call("claim", move |it| {
             let request = request.clone();
-            Box::pin(async move { it.placement.claim(&request).await })
+            Box::pin(async move { it.placement().claim(&request).await })
         })
         .await
     }
@@ -338,7 +395,7 @@ impl Placement for Remote {
         let (table, fence, map) = (table.clone(), fence.clone(), Arc::clone(map));
         self.call("publish", move |it| {
             let (table, fence, map) = (table.clone(), fence.clone(), Arc::clone(&map));
-            Box::pin(async move { it.placement.publish(&table, &fence, expected, &map).await })
+            Box::pin(async move { it.placement().publish(&table, &fence, expected, &map).await })
         })
         .await
     }
@@ -347,25 +404,25 @@ impl Placement for Remote {
         let table = table.clone();
         self.call("load", move |it| {
             let table = table.clone();
-            Box::pin(async move { it.placement.load(&table).await })
+            Box::pin(async move { it.placement().load(&table).await })
         })
         .await
     }
 
     async fn tables(&self) -> Result<Vec<TableName>> {
-        self.call("tables", |it| Box::pin(async move { it.placement.tables().await })).await
+        self.call("tables", |it| Box::pin(async move { it.placement().tables().await })).await
     }
 
     fn watch(&self, table: &TableName) -> BoxStream<'static, Result<PlacementEvent>> {
         let table = table.clone();
-        Self::watch(self, move |it| it.placement.watch(&table))
+        Self::watch(self, move |it| it.placement().watch(&table))
     }
 
     async fn request(&self, request: &Request) -> Result<RequestId> {
         let request = request.clone();
         self.call("request", move |it| {
             let request = request.clone();
-            Box::pin(async move { it.placement.request(&request).await })
+            Box::pin(async move { it.placement().request(&request).await })
         })
         .await
     }
@@ -374,12 +431,12 @@ impl Placement for Remote {
         let (id, fence, answer) = (*id, fence.clone(), answer.clone());
         self.call("answer", move |it| {
             let (fence, answer) = (fence.clone(), answer.clone());
-            Box::pin(async move { it.placement.answer(&id, &fence, &answer).await })
+            Box::pin(async move { it.placement().answer(&id, &fence, &answer).await })
         })
         .await
     }
 
     fn watch_requests(&self) -> BoxStream<'static, Result<RequestEvent>> {
-        Self::watch(self, |it| it.placement.watch_requests())
+        Self::watch(self, |it| it.placement().watch_requests())
     }
 }

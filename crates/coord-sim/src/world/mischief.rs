@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coord_cluster::Command;
-use coord_core::{Effect, Replace};
+use coord_core::{Effect, Replace, TableName};
 use rand::RngExt;
 
 use super::World;
@@ -159,7 +159,7 @@ impl World {
                 Some(command) => {
                     drop(cluster.request_within(command, Duration::from_secs(3)).await);
                 }
-                None if leaves => drop(cluster.leave_by_force().await),
+                None if leaves => drop(cluster.leave_now().await),
                 None => drop(cluster.shutdown().await),
             }
         });
@@ -174,6 +174,10 @@ impl World {
             kind => self.cut_off(node, kind, until),
         }
         let by = self.random.random_range(0..self.nodes.len());
+        self.condemn_by(by, node);
+    }
+
+    pub(super) fn condemn_by(&mut self, by: usize, node: usize) {
         let why = "the world wants it".to_owned();
         self.trace(|| format!("n{node} is declared failed by n{by}"));
         self.ask(by, Some(Command::MarkNodeFailed { node: node_id(node), why }));
@@ -185,15 +189,21 @@ impl World {
         let Some(name) = self.tables.sheets().nth(table).map(|sheet| sheet.name.clone()) else {
             return;
         };
-        let maps = self.maps.clone();
-        let placement = self.backends[1].placement();
         self.trace(|| format!("{name} is deleted"));
+        self.read_last(vec![name.clone()]);
+        let maps = self.maps.clone();
+        self.store.within(|runtime| runtime.block_on(async { maps.delete_table(&name) }));
+    }
+
+    /// These tables are about to end: read once more, for the history of this life.
+    pub(super) fn read_last(&mut self, tables: Vec<TableName>) {
+        let placement = self.backends[1].placement();
         self.store.within(|runtime| {
             runtime.block_on(async {
-                // Read once more, for the history of this life.
-                drop(placement.load(&name).await);
-                maps.delete_table(&name)
-            })
+                for table in tables {
+                    drop(placement.load(&table).await);
+                }
+            });
         });
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_cluster::{Command, Status};
+use coord_cluster::{Command, Settings, Status};
 use coord_conformance::history::What;
 use coord_core::{Moment, NodeStatus, Placement, TableName, Version};
 
@@ -21,6 +21,7 @@ impl World {
         let began = self.time.ticks();
         self.heals.clear();
         self.store_stalled_until = 0;
+        self.end_trouble();
         for node in 0..self.nodes.len() {
             while self.nodes[node].processes.len() > 1 {
                 self.crash(node, 0);
@@ -35,7 +36,9 @@ impl World {
         }
         let mut quiet: Option<(u64, Vec<Version>)> = None;
         let mut why = String::new();
-        while self.time.ticks() < began + ticks(CONVERGENCE) + ticks(QUIET) {
+        let bound =
+            CONVERGENCE + 2 * self.settings.node_ttl.saturating_sub(Settings::demo().node_ttl);
+        while self.time.ticks() < began + ticks(bound) + ticks(QUIET) {
             if (self.time.ticks() - began).is_multiple_of(ticks(OPERATOR)) {
                 self.operate();
             }
@@ -57,7 +60,7 @@ impl World {
                 Err(now) => (quiet, why) = (None, now),
             }
         }
-        self.judge.wrong("convergence", format!("after {CONVERGENCE:?} {why}"));
+        self.judge.wrong("convergence", format!("after {bound:?} {why}"));
         Duration::ZERO
     }
 

@@ -69,6 +69,8 @@ enum Act {
     Turn(bool, Fault),
     /// Late writes arrive.
     Arrive,
+    /// `_cluster` is deleted.
+    Forget,
     /// The lease goes to a new term, of a process that has seen nothing before, or of one that has.
     Elect(bool),
 }
@@ -148,11 +150,13 @@ struct World {
     leaders: Vec<Leader>,
     marks: u64,
     last_write: Moment,
+    /// Nobody who led before `_cluster` was deleted does so for long after that.
+    forgot: bool,
 }
 
 impl World {
     fn new(evict: bool, min_members: usize, restart_grace: Duration, handoff: Handoff) -> Self {
-        let judging = Judging { wait_ttl: false, from_heartbeat: true, evict };
+        let judging = Judging { wait_ttl: false, from_heartbeat: false, evict };
         let settings = Settings { restart_grace, ..Settings::fast() };
         let mut rules = Rules { min_members, ..Rules::new(&settings, judging) };
         rules.motions_max = Some(3);
@@ -177,6 +181,7 @@ impl World {
             leaders: Vec::new(),
             marks: 0,
             last_write: now,
+            forgot: false,
         };
         world.elect(false);
         world
@@ -189,6 +194,9 @@ impl World {
 
     fn elect(&mut self, fresh: bool) {
         let term = self.leaders.len() as u64 + 1;
+        if std::mem::take(&mut self.forgot) {
+            self.leaders.iter_mut().for_each(|leader| leader.over = true);
+        }
         if fresh {
             self.view = View::default();
             self.told.clear();
@@ -202,6 +210,15 @@ impl World {
         machine.has_waited_for(late);
         let (answered, over, gave_way_to) = (BTreeSet::new(), false, None);
         self.leaders.push(Leader { machine, asked: 0, answered, over, gave_way_to });
+    }
+
+    /// Where no map tells who hosts, nothing else need do so.
+    fn forget(&mut self) {
+        if self.stored.get(&table()).is_some_and(|(_, map)| map.version() > Version::ZERO) {
+            self.stored.remove(&TableName::cluster());
+            self.late.retain(|(_, step)| !matches!(step, Step::Evict(_)));
+            self.forgot = true;
+        }
     }
 
     fn newest(&mut self, number: u8) -> Option<&mut Process> {
@@ -274,6 +291,7 @@ impl World {
                     self.apply(&fence, &step);
                 }
             }
+            Act::Forget => self.forget(),
             Act::Elect(fresh) => self.elect(fresh),
         }
         self.tick();
@@ -333,7 +351,7 @@ impl World {
                 return true;
             }
             if told.insert(incarnation) {
-                news.push(NodeEvent::Expired { node: node.clone(), incarnation });
+                news.push(NodeEvent::Expired { node: node.clone(), incarnation, judged: true });
             }
             evict
         });
@@ -803,6 +821,7 @@ fn act() -> impl Strategy<Value = Act> {
         8 => (0..1_000_u64).prop_map(|ms| Act::Pass(Duration::from_millis(ms))),
         40 => (proptest::bool::weighted(0.9), fault).prop_map(|(who, how)| Act::Turn(who, how)),
         2 => Just(Act::Arrive),
+        1 => Just(Act::Forget),
         1 => any::<bool>().prop_map(Act::Elect),
     ]
 }
@@ -845,7 +864,7 @@ fn a_move_waits_with_all_else_where_too_few_are_there_to_begin_with() {
     let turns = |count| std::iter::repeat_with(|| Act::Turn(false, Fault::Nothing)).take(count);
     let mut world = World::new(false, 2, Duration::ZERO, Handoff::Exclusive);
     world.act(Act::Join(2));
-    turns(3).for_each(|turn| world.act(turn));
+    turns(4).for_each(|turn| world.act(turn));
     [Act::Join(4), Act::See].into_iter().chain(turns(2)).for_each(|act| world.act(act));
     [Act::Pass(Duration::from_millis(1)), Act::Join(3)].into_iter().for_each(|act| world.act(act));
     turns(2).chain([Act::See]).chain(turns(1)).for_each(|act| world.act(act));

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::mailbox::SenderRun;
+use crate::mailbox::envelope::Answer;
 use crate::mailbox::seen::{Check, Seen};
 
 const SHARD: ShardId = ShardId::new(3);
@@ -17,6 +18,7 @@ fn at(milliseconds: u64) -> Moment {
 
 fn target(run: u128, epoch: u64) -> Target {
     Target {
+        node: NodeId::new(format!("n{run}")).expect("name"),
         run: Incarnation::from_u128(run),
         address: Address::new(format!("127.0.0.1:{run}")).expect("address"),
         uid: TableUid::from_u128(1),
@@ -74,6 +76,58 @@ fn a_message_waits_for_an_owner_and_for_the_end_of_a_move() {
     assert_eq!(lanes.on_outcome(SHARD, 2, all(1), at(2)), [answered(2)]);
     assert_eq!(lanes.next(SHARD, &to(8, 2), at(2)), Step::Idle);
     assert!(push(&mut lanes, 3).expect("room").is_first, "the lane is driven anew");
+}
+
+#[test]
+fn whoever_asks_an_owner_that_is_somebody_else_is_told_at_once() {
+    let mut lanes = lanes(10, 100);
+    for waiter in 1..=3 {
+        push(&mut lanes, waiter).expect("room");
+    }
+    let elsewhere = || Outcome::Misdirected("it is n2".to_owned());
+    let told = |waiter| (waiter, Ending::Misdirected("it is n2".to_owned()));
+    assert_eq!(sent(&mut lanes, &to(7, 1), at(0)), (1, vec![1], 7));
+    assert_eq!(lanes.on_outcome(SHARD, 1, elsewhere(), at(0)), [told(1)]);
+    assert_eq!(sent(&mut lanes, &to(7, 1), at(0)), (2, vec![2], 7), "without a pause");
+    assert_eq!(lanes.on_outcome(SHARD, 2, elsewhere(), at(0)), [told(2)]);
+    // One that may have been handled is asked about until its owner is another.
+    let (attempt, ..) = sent(&mut lanes, &to(7, 1), at(0));
+    assert_eq!(lanes.on_outcome(SHARD, attempt, Outcome::Lost("lost".to_owned()), at(0)), []);
+    let (attempt, ..) = sent(&mut lanes, &to(7, 1), at(10));
+    assert_eq!(lanes.on_outcome(SHARD, attempt, elsewhere(), at(10)), []);
+    let lost = Step::Tell(3, Ending::Unknown("lost".to_owned()));
+    assert_eq!(lanes.next(SHARD, &to(8, 2), at(10)), lost);
+    assert_eq!((lanes.next(SHARD, &to(8, 2), at(10)), lanes.bytes), (Step::Idle, 0));
+}
+
+#[test]
+fn what_nobody_looked_at_is_certain_unless_an_earlier_attempt_may_arrive() {
+    let mut lanes = lanes(10, 100);
+    push(&mut lanes, 1).expect("room");
+    let (attempt, ..) = sent(&mut lanes, &to(7, 1), at(0));
+    assert_eq!(lanes.on_outcome(SHARD, attempt, Answer::Unread.into(), at(0)), []);
+    let (attempt, numbers, run) = sent(&mut lanes, &to(8, 2), at(0));
+    assert_eq!((numbers, run), (vec![1], 8), "it goes to the next owner");
+    assert_eq!(lanes.on_outcome(SHARD, attempt, Outcome::Lost("lost".to_owned()), at(0)), []);
+    let (attempt, ..) = sent(&mut lanes, &to(8, 2), at(10));
+    assert_eq!(lanes.on_outcome(SHARD, attempt, Answer::Unread.into(), at(10)), []);
+    let lost = Step::Tell(1, Ending::Unknown("lost".to_owned()));
+    assert_eq!(lanes.next(SHARD, &to(7, 3), at(10)), lost, "the lost one may be handled yet");
+}
+
+#[test]
+fn a_lost_message_is_told_once_its_table_was_made_anew_and_holds_up_no_other() {
+    let mut lanes = lanes(10, 100);
+    for waiter in 1..=2 {
+        push(&mut lanes, waiter).expect("room");
+    }
+    let (attempt, ..) = sent(&mut lanes, &to(7, 1), at(0));
+    assert_eq!(lanes.on_outcome(SHARD, attempt, Outcome::Lost("lost".to_owned()), at(0)), []);
+    // The same incarnation owns the shard of the new table, and never looks at what was for the old one.
+    let anew = Route::To(Target { uid: TableUid::from_u128(2), ..target(7, 1) });
+    let lost = Step::Tell(1, Ending::Unknown("lost".to_owned()));
+    assert_eq!(lanes.next(SHARD, &anew, at(10)), lost);
+    assert_eq!(sent(&mut lanes, &anew, at(10)).1, [2]);
 }
 
 #[test]
@@ -190,8 +244,10 @@ fn what_is_withdrawn_is_not_sent_and_what_is_late_is_unknown() {
     assert_eq!(sent(&mut lanes, &to(7, 1), at(0)), (1, vec![1], 7));
     let told = lanes.on_outcome(SHARD, 1, Outcome::Late, at(60_000));
     assert!(matches!(told[..], [(1, Ending::Unknown(_))]), "{told:?}");
-    assert_eq!(sent(&mut lanes, &to(7, 1), at(60_000)), (2, vec![3], 7));
     assert_eq!(lanes.on_outcome(SHARD, 1, not_here(), at(60_000)), [], "told already");
+    // Nobody waits for it any more, whether or not its caller has looked.
+    assert_eq!(lanes.next(SHARD, &to(7, 1), at(60_000)), Step::Tell(3, Ending::Late));
+    assert_eq!((lanes.next(SHARD, &to(7, 1), at(60_000)), lanes.bytes), (Step::Idle, 0));
 }
 
 #[test]
@@ -235,6 +291,10 @@ fn the_buffer_has_two_bounds_and_a_closed_one_takes_nothing() {
 enum Fate {
     /// No more of it than so many is handed over.
     Arrives(usize),
+    /// It arrives where nothing is known of what it names, unless it is hosted or was seen there.
+    Unread,
+    /// Somebody else is at the address.
+    Misdirected,
     /// It is handled, or some of it, and the answer lost.
     AnswerLost(usize),
     NotSent,
@@ -263,6 +323,8 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     let fate = prop_oneof![
         4 => (1_usize..9).prop_map(Fate::Arrives),
+        1 => Just(Fate::Unread),
+        1 => Just(Fate::Misdirected),
         1 => (1_usize..9).prop_map(Fate::AnswerLost),
         1 => Just(Fate::NotSent),
         1 => Just(Fate::Lost),
@@ -310,14 +372,25 @@ impl World {
         to(self.owner.0, self.owner.1)
     }
 
+    /// Whether its host hands any of it over or remembers anything of its sender.
+    fn is_known(&self, frame: &Frame) -> bool {
+        let run = frame.target.run.as_u128();
+        let hosts = self.hosted.is_some_and(|(host, _)| host == run);
+        hosts || self.seen[&run].knows(SenderRun(9), SHARD)
+    }
+
     /// As `Inbox::take` does it.
     fn arrive(&mut self, frame: &Frame, most: usize) -> Outcome {
         let (run, epoch) = (frame.target.run.as_u128(), frame.target.epoch.get());
         let seen = self.seen.get_mut(&run).expect("one of three");
         let mut said = Vec::new();
         let hosts = self.hosted.is_some_and(|(host, since)| host == run && epoch >= since);
-        let sender = SenderRun(9);
-        if !seen.admit(sender, SHARD, frame.attempt, frame.numbers[0], self.now) {
+        let (sender, first) = (SenderRun(9), frame.numbers[0]);
+        let admitted = match hosts {
+            true => seen.admit(sender, SHARD, frame.attempt, first, self.now),
+            false => seen.refuse(sender, SHARD, frame.attempt, first, self.now),
+        };
+        if !admitted {
             return not_here();
         }
         for &number in &frame.numbers {
@@ -355,7 +428,9 @@ impl Callers {
                 prop_assert_eq!(answer, &Bytes::from(number.to_string()));
                 self.answered.insert(number);
             }
-            Ending::Closed => drop(self.never.insert(number)),
+            Ending::Closed | Ending::Late | Ending::Misdirected(_) => {
+                self.never.insert(number);
+            }
             Ending::Unknown(_) => {}
         }
         Ok(())
@@ -378,6 +453,9 @@ fn drive(
             let frame = Frame { target, attempt, numbers };
             let lost = || Outcome::Lost("lost".to_owned());
             let outcome = match fate {
+                Fate::Unread if !world.is_known(&frame) => Answer::Unread.into(),
+                Fate::Unread => world.arrive(&frame, usize::MAX),
+                Fate::Misdirected => Outcome::Misdirected("elsewhere".to_owned()),
                 Fate::Arrives(most) => world.arrive(&frame, most),
                 Fate::AnswerLost(most) => {
                     world.arrive(&frame, most);
@@ -475,4 +553,50 @@ proptest! {
         prop_assert!(world.handled.is_sorted_by(|one, next| one < next), "{:?}", world.handled);
         prop_assert!(callers.never.is_disjoint(&handled));
     }
+}
+
+#[test]
+fn a_message_says_what_is_left_of_its_time() {
+    let mut lanes: Lanes<u64> = lanes(10, 100);
+    for (waiter, deadline) in [(1, 400), (2, 60_000)] {
+        let taken = lanes.push(SHARD, Bytes::from_static(b"1234"), at(deadline), waiter);
+        taken.expect("room");
+    }
+    lanes.lanes.get_mut(&SHARD).expect("there").at_once = 2;
+    let Step::Send { messages, .. } = lanes.next(SHARD, &to(7, 1), at(0)) else { panic!("sent") };
+    let left: Vec<_> = messages.iter().map(|message| message.left.as_millis()).collect();
+    assert_eq!(left, [350, 59_900], "the way of the answer takes some");
+}
+
+#[test]
+fn those_behind_one_that_is_handled_for_long_are_told_the_truth() {
+    let mut one = three();
+    let busy = || Outcome::Taken(Vec::new(), Rest::Busy);
+    assert_eq!(one.on_outcome(SHARD, 1, busy(), at(59_900)), []);
+    // It is asked about once more, alone, and where it is being handled.
+    assert_eq!(one.next(SHARD, &to(7, 1), at(59_900)), Step::Wait(Some(at(59_902))));
+    assert_eq!(sent(&mut one, &to(7, 1), at(59_902)), (2, vec![2], 7));
+    assert_eq!(one.on_outcome(SHARD, 2, busy(), at(59_990)), []);
+    let told = one.next(SHARD, &to(7, 1), at(60_000));
+    assert!(matches!(told, Step::Tell(2, Ending::Unknown(_))), "{told:?}");
+    for waiter in [3, 4] {
+        assert_eq!(one.next(SHARD, &to(7, 1), at(60_000)), Step::Tell(waiter, Ending::Late));
+    }
+    assert_eq!((one.next(SHARD, &to(7, 1), at(60_000)), one.bytes), (Step::Idle, 0));
+}
+
+#[test]
+fn what_was_held_up_is_not_sent_once_more_at_its_end() {
+    let mut one = three();
+    let later = Outcome::Taken(Vec::new(), Rest::Later);
+    assert_eq!(one.on_outcome(SHARD, 1, later, at(59_900)), []);
+    assert_eq!(one.next(SHARD, &to(7, 1), at(59_910)), Step::Wait(Some(at(60_000))));
+    assert_eq!(one.next(SHARD, &to(7, 1), at(60_000)), Step::Tell(2, Ending::Late));
+    let mut one = three();
+    assert_eq!(one.on_outcome(SHARD, 1, not_here(), at(59_900)), []);
+    assert_eq!(
+        sent(&mut one, &to(8, 2), at(59_910)),
+        (2, vec![2, 3, 4], 8),
+        "to a new owner it is"
+    );
 }

@@ -82,7 +82,7 @@ fn a_shard_that_moves_is_stopped_and_only_then_reported() {
     hosting.on_map(Some(Arc::clone(&first)));
     let turn = hosting.next(at(1));
     assert!(starts(&turn), "{turn:?}");
-    assert_eq!(turn.report, None, "nobody waits for it");
+    assert_eq!(report(&turn), Some((1, vec![], vec![])), "who hosts says of which life");
     hosting.on_started(S);
     let moving = map(Some(&first), Handoff::Exclusive, "a", Some(("b", MotionPhase::MovingTo)));
     hosting.on_map(Some(Arc::clone(&moving)));
@@ -246,4 +246,42 @@ fn another_life_of_the_table_is_hosted_anew() {
     hosting.on_ended(S, None, at(1));
     let orders = hosting.next(at(1)).orders;
     assert!(matches!(orders[..], [Order::Start { uid, .. }] if uid == reborn.uid()), "{orders:?}");
+}
+
+#[test]
+fn a_report_that_can_not_name_all_stopping_shards_is_not_made() {
+    let count = u32::try_from(REPORT_SHARDS_MAX).expect("few") + 2;
+    let header = TableHeader::new(ShardCount::new(count).expect("count"));
+    let mut edit = ShardMap::empty(header, TableUid::from_u128(1)).edit();
+    let address = Address::new("localhost:1").expect("address");
+    let entry = NodeEntry::new(id("a"), run(1), address, NodeStatus::Active);
+    let slot = edit.put_node(entry).expect("room");
+    for shard in (0..count).map(ShardId::new) {
+        edit.set_owner(shard, 0, slot).expect("in range");
+    }
+    edit.set_annex(TableNote::new(Handoff::Exclusive, None).write().expect("writes"))
+        .expect("fits");
+    let mut hosting = hosting();
+    hosting.on_standing(held(1, 1_000));
+    hosting.on_map(Some(Arc::new(edit.finish(fence()).expect("changed"))));
+    // They start in batches.
+    while hosting.shards.len() < usize::try_from(count).expect("few") {
+        let orders = hosting.next(at(1)).orders;
+        assert!(!orders.is_empty());
+        for order in orders {
+            let Order::Start { shard, .. } = order else { panic!("{order:?}") };
+            hosting.on_started(shard);
+        }
+    }
+    hosting.on_end(at(900));
+    let turn = hosting.next(at(2));
+    assert_eq!((turn.orders.len(), turn.report), (hosting.shards.len(), None));
+    hosting.on_ended(ShardId::new(0), None, at(2));
+    assert_eq!(hosting.next(at(2)).report, None, "one too many");
+    hosting.on_ended(ShardId::new(1), None, at(2));
+    let (_, report) = hosting.next(at(2)).report.expect("all can be named");
+    assert_eq!(report.stopping.len(), REPORT_SHARDS_MAX);
+    assert!(
+        !report.stopping.contains(&ShardId::new(1)) && report.stopping.contains(&ShardId::new(2))
+    );
 }

@@ -1,4 +1,4 @@
-//! The client's side: one connection to one other process, made again when it broke.
+//! The client's side: one connection to one run of another node, made again when it broke.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,10 +11,13 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, timeout};
-use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+use tokio_util::codec::{FramedRead, FramedWrite};
 
-use super::frame::{Frame, Id};
+use super::codec::Codec;
+use super::frame::{Frame, GREETING_MAX, Id, Who};
+use super::silence::Silent;
 use super::{Shared, VERSION, lock};
+use crate::transport::Recipient;
 
 /// The first pause after a connection could not be made; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -22,10 +25,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long nobody asks before the task for an address ends.
 const IDLE: Duration = Duration::from_secs(300);
 
-type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
-type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
+type Reader = FramedRead<Silent<OwnedReadHalf>, Codec>;
+type Writer = FramedWrite<Silent<OwnedWriteHalf>, Codec>;
 
-/// The way to one other process.
+/// The way to one run of another node.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     to: Address,
@@ -71,20 +74,23 @@ impl Drop for Waiter {
         let error = if self.sent {
             Error::unavailable("call", "the connection broke before the answer came")
         } else {
-            Error::new(ErrorKind::Unavailable, "call").message("there is no connection")
+            Error::new(ErrorKind::Unavailable, "call")
+                .effect_none()
+                .message("there is no connection")
         };
         drop(tell.send(Err(error.resource(&self.to))));
     }
 }
 
 impl Peer {
-    pub(super) fn start(shared: Arc<Shared>, to: Address) -> Self {
+    pub(super) fn start(shared: Arc<Shared>, to: Recipient) -> Self {
         let in_flight = shared.limits.in_flight_max;
         let (calls, receiver) = mpsc::channel(in_flight.min(Semaphore::MAX_PERMITS));
         let tasks = shared.tasks.clone();
-        tasks.spawn(Link { shared, to: to.clone(), failures: 0 }.run(receiver));
+        let address = to.address.clone();
+        tasks.spawn(Link { shared, to, failures: 0, refused: None }.run(receiver));
         Self {
-            to,
+            to: address,
             calls,
             in_flight: Arc::new(Semaphore::new(in_flight.min(Semaphore::MAX_PERMITS))),
         }
@@ -109,8 +115,10 @@ impl Peer {
 /// What makes and keeps the connection.
 struct Link {
     shared: Arc<Shared>,
-    to: Address,
+    to: Recipient,
     failures: u32,
+    /// Why it was refused last, which was told.
+    refused: Option<String>,
 }
 
 /// Why a connection is over.
@@ -137,7 +145,7 @@ impl Link {
             });
             match connected {
                 Ok((reader, writer)) => {
-                    self.failures = 0;
+                    (self.failures, self.refused) = (0, None);
                     self.converse(reader, writer, first, calls).await;
                 }
                 Err(error) => {
@@ -166,31 +174,80 @@ impl Link {
     }
 
     fn error(&self, kind: ErrorKind, why: String) -> Error {
-        Error::new(kind, "call").message(why).resource(&self.to)
+        Error::new(kind, "call").effect_none().message(why).resource(&self.to.address)
     }
 
-    async fn connect(&self) -> Result<(Reader, Writer)> {
+    /// Says once why the one who answers does not serve this client.
+    fn refused(&mut self, error: Error) -> Error {
+        let why = error.message_text();
+        if self.refused.as_deref() != Some(why) {
+            let Recipient { node, address, .. } = &self.to;
+            if error.is_retryable() {
+                tracing::info!(%node, %address, %why, "a node does not take messages now");
+            } else {
+                tracing::warn!(%node, %address, %why, "a node can't be sent messages");
+            }
+            self.refused = Some(why.to_owned());
+        }
+        error
+    }
+
+    async fn connect(&mut self) -> Result<(Reader, Writer)> {
         let failed = |error: std::io::Error| {
             self.error(ErrorKind::Unavailable, format!("no connection: {error}"))
         };
-        let stream = TcpStream::connect(self.to.as_str()).await.map_err(failed)?;
+        let stream = TcpStream::connect(self.to.address.as_str()).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
         let (read, write) = stream.into_split();
-        let codec = self.shared.limits.codec();
-        let (mut reader, mut writer) =
-            (FramedRead::new(read, codec.clone()), FramedWrite::new(write, codec));
+        let silence = self.shared.limits.silence;
+        let mut reader = FramedRead::new(Silent::new(read, silence), Codec::new(GREETING_MAX));
+        let mut writer = FramedWrite::new(Silent::new(write, silence), Codec::new(GREETING_MAX));
+        // In one piece: a server of another version reads no further than the hello.
         let hello = Frame::Hello(VERSION, self.shared.cluster.clone());
-        writer.send(hello.write()).await.map_err(failed)?;
-        let reply = reader.next().await.transpose().map_err(failed)?;
-        match reply.map(|bytes| Frame::read(bytes.freeze())).transpose() {
-            Ok(Some(Frame::Welcome)) => Ok((reader, writer)),
-            Ok(Some(Frame::Refused(why))) => Err(self.error(ErrorKind::Misconfigured, why)),
-            Ok(None) => Err(self.error(ErrorKind::Unavailable, "closed at once".to_owned())),
-            _ => {
-                let why = "it does not speak coord's transport".to_owned();
-                Err(self.error(ErrorKind::Misconfigured, why))
+        writer.feed(hello).await.map_err(failed)?;
+        let to = Frame::To(self.to.incarnation, self.to.node.clone());
+        writer.send(to).await.map_err(failed)?;
+        let foreign = || {
+            let why = "it does not speak coord's transport".to_owned();
+            self.error(ErrorKind::Misconfigured, why)
+        };
+        let reply = match reader.next().await {
+            Some(Ok(bytes)) => Frame::read(bytes).map_err(|_other| foreign()),
+            Some(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => Err(foreign()),
+            Some(Err(error)) => return Err(failed(error)),
+            None => {
+                return Err(self.error(ErrorKind::Unavailable, "closed at once".to_owned()));
             }
+        };
+        let refused = match reply {
+            Ok(Frame::Welcome(who)) => match self.check(&who) {
+                Ok(()) => {
+                    reader.decoder_mut().set_max(self.shared.limits.frame_max);
+                    return Ok((reader, writer));
+                }
+                Err(error) => error,
+            },
+            Ok(Frame::Other(who)) => self.check(&who).err().unwrap_or_else(|| {
+                let why = "it takes itself for another than it is".to_owned();
+                self.error(ErrorKind::Unavailable, why)
+            }),
+            Ok(Frame::Refused(why)) => self.error(ErrorKind::Unsupported, why),
+            Ok(_) => foreign(),
+            Err(error) => error,
+        };
+        Err(self.refused(refused))
+    }
+
+    /// Whether the one who answers is whom this is for.
+    fn check(&self, who: &Who) -> Result<()> {
+        if who.cluster != self.shared.cluster {
+            let why = format!(
+                "node {} answers there, of the cluster {}, and not node {} of {}",
+                who.node, who.cluster, self.to.node, self.shared.cluster
+            );
+            return Err(self.error(ErrorKind::Misconfigured, why));
         }
+        self.to.check(&who.node, who.incarnation)
     }
 
     /// Sends requests and takes answers until the connection is over. Whoever still waits then is told
@@ -241,20 +298,19 @@ impl Link {
                     _ = pings.tick() => Frame::Ping,
                 }
             };
-            if writer.feed(frame.write()).await.is_err() {
+            if writer.feed(frame).await.is_err() {
                 return Over;
             }
             call = calls.try_recv().ok();
-            if call.is_none() && SinkExt::<Bytes>::flush(&mut writer).await.is_err() {
+            if call.is_none() && SinkExt::<Frame>::flush(&mut writer).await.is_err() {
                 return Over;
             }
         }
     }
 
     async fn take(&self, mut reader: Reader, pending: &Mutex<BTreeMap<Id, Waiter>>) -> Over {
-        let silence = self.shared.limits.silence;
-        while let Ok(Some(Ok(bytes))) = timeout(silence, reader.next()).await {
-            match Frame::read(bytes.freeze()) {
+        while let Some(Ok(bytes)) = reader.next().await {
+            match Frame::read(bytes) {
                 Ok(Frame::Answer(id, answer)) => {
                     let waiter = lock(pending).remove(&id);
                     if let Some(waiter) = waiter {

@@ -130,7 +130,7 @@ fn a_granted_ttl_that_the_margin_uses_up_is_refused() {
 fn its_own_grant_in_the_watch_and_the_end_of_an_outage_wake_it() {
     let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
     held(&mut candidate, now, 1);
-    candidate.watched(now, &Watched::Back);
+    candidate.watched(now, &Watched::Reconnected);
     assert!(candidate.try_at().since(now) <= Duration::from_millis(500));
     candidate.watched(now, &changed(OWN, 2));
     assert_eq!(candidate.try_at(), now);
@@ -140,10 +140,57 @@ fn its_own_grant_in_the_watch_and_the_end_of_an_outage_wake_it() {
 fn what_an_operator_must_mend_fails_at_once() {
     for kind in [ErrorKind::Denied, ErrorKind::Misconfigured, ErrorKind::Closed] {
         let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
-        let verdict = candidate.answered(now, now, Err(Error::new(kind, "acquire")), |_| Ok(()));
+        let verdict = candidate.answered(
+            now,
+            now,
+            Err(Error::new(kind, "acquire").effect_none()),
+            |_| Ok(()),
+        );
         assert!(matches!(verdict, Verdict::Failed(error) if error.kind() == kind));
         assert!(!candidate.maybe_granted());
     }
+}
+
+#[test]
+fn one_that_was_answered_goes_on_slowly_after_a_denial() {
+    let denied = || Err(Error::new(ErrorKind::Denied, "acquire"));
+    let (mut candidate, mut now) = candidate(Patience::WaitsItsTurn, 1);
+    held(&mut candidate, now, 1);
+    let mut pauses = Vec::new();
+    for _ in 0..20 {
+        assert!(matches!(candidate.answered(now, now, denied(), |_| Ok(())), Verdict::GoOn));
+        pauses.push(candidate.try_at().since(now));
+        now = candidate.try_at();
+    }
+    assert!(pauses[0] <= Duration::from_millis(2_200), "{pauses:?}");
+    assert!(pauses[19] >= OPERATOR_PAUSE - OPERATOR_PAUSE / 10, "{pauses:?}");
+    assert!(pauses.iter().all(|pause| *pause <= OPERATOR_PAUSE * 11 / 10), "{pauses:?}");
+    // An answer ends it.
+    held(&mut candidate, now, 2);
+    assert!(matches!(candidate.answered(now, now, denied(), |_| Ok(())), Verdict::GoOn));
+    assert!(candidate.try_at().since(now) <= Duration::from_millis(2_200));
+    // What time does not mend ends it all the same.
+    let closed = Err(Error::new(ErrorKind::Closed, "acquire"));
+    assert!(matches!(candidate.answered(now, now, closed, |_| Ok(())), Verdict::Failed(_)));
+}
+
+#[test]
+fn a_lease_that_is_watched_is_tried_once_a_ttl() {
+    let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+    held(&mut candidate, now, 1);
+    assert!(candidate.try_at().since(now) <= Duration::from_millis(2_200));
+    candidate.watched(now, &changed(OTHER, 1));
+    assert!(candidate.try_at().since(now) >= Duration::from_secs(9));
+    held(&mut candidate, now, 1);
+    assert!(candidate.try_at().since(now) >= Duration::from_secs(9));
+    // A watch that fails shows nothing any more, and one that told a vacancy may have been early.
+    let away = Watched::Disconnected(Error::unavailable("watch", "cut"));
+    candidate.watched(now, &away);
+    assert!(candidate.try_at().since(now) <= Duration::from_millis(2_200));
+    candidate.watched(now, &changed(OTHER, 2));
+    candidate.watched(now, &VACANT);
+    held(&mut candidate, now, 2);
+    assert!(candidate.try_at().since(now) <= Duration::from_millis(2_200));
 }
 
 #[test]
@@ -209,7 +256,7 @@ proptest! {
                     candidate.watched(now, &changed(AttemptId::from_u128(attempt), revision));
                     continue;
                 }
-                Input::Back => { candidate.watched(now, &Watched::Back); continue }
+                Input::Back => { candidate.watched(now, &Watched::Reconnected); continue }
             };
             let Some(sent) = sent_at.take() else { continue };
             let in_time = now < sent.plus(TTL - TTL / 10);
@@ -228,7 +275,50 @@ proptest! {
             }
             // A pause after each answer, and never a long one: the net holds.
             prop_assert!(candidate.try_at() > now);
-            prop_assert!(candidate.try_at().since(now) <= Duration::from_millis(2_200));
+            let most = if candidate.is_watched { TTL } else { TTL / 5 };
+            prop_assert!(candidate.try_at().since(now) <= most * 11 / 10);
         }
     }
+}
+
+#[test]
+fn what_the_watch_tells_counts_as_an_answer_and_an_outage_does_not() {
+    let away = || Watched::Disconnected(Error::unavailable("watch", "cut"));
+    let goes_on = |told: &[Watched<LeaseEvent>]| {
+        let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+        told.iter().for_each(|told| candidate.watched(now, told));
+        let denied = Err(Error::new(ErrorKind::Denied, "acquire"));
+        matches!(candidate.answered(now, now, denied, |_| Ok(())), Verdict::GoOn)
+    };
+    assert!(goes_on(&[VACANT]));
+    assert!(goes_on(&[changed(OTHER, 1), away()]));
+    assert!(!goes_on(&[away()]));
+}
+
+#[test]
+fn silence_tells_of_an_expiry_only_after_nine_tenths_of_the_ttl() {
+    let ran_out = |silent: Duration, renews: bool| {
+        let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+        candidate.watched(now, &changed(OTHER, 1));
+        let last = if renews { now.plus(TTL) } else { now };
+        if renews {
+            candidate.watched(last, &changed(OTHER, 2));
+        }
+        candidate.ran_out(last.plus(silent))
+    };
+    let most = TTL - TTL / 10;
+    assert!(ran_out(most, true));
+    assert!(!ran_out(most - Duration::from_nanos(1), true));
+    // Where renewals don't show, silence says nothing.
+    assert!(!ran_out(TTL * 2, false));
+}
+
+#[test]
+fn another_holder_is_news_and_has_shown_no_renewal() {
+    let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
+    candidate.watched(now, &changed(OTHER, 1));
+    let later = now.plus(TTL / 2);
+    candidate.watched(later, &changed(AttemptId::from_u128(3), 2));
+    assert!(candidate.try_at() >= later.plus(TTL - TTL / 10), "it waits again");
+    assert!(!candidate.ran_out(later.plus(TTL * 2)));
 }

@@ -117,6 +117,42 @@ fn lost_says_to_whom() {
     }
 }
 
+/// The answers to the tries of a release, one after the other; what came of it.
+fn release_answered(answers: impl IntoIterator<Item = Result<Release>>) -> Result<Release> {
+    let (mut holding, start) = holding();
+    holding.stop(start, Stop::Release);
+    let mut now = start;
+    for answer in answers {
+        while let Action::Wait(until) = holding.next(now) {
+            now = until;
+        }
+        assert!(matches!(holding.next(now), Action::Release(_)));
+        holding.released(now, answer);
+    }
+    assert_eq!(holding.next(now), Action::Finish);
+    holding.take_released()
+}
+
+#[test]
+fn a_release_is_not_judged_by_its_last_answer_alone() {
+    let lost = || Err(Error::unavailable("release", "no answer"));
+    let refused = || {
+        let error = Error::new(ErrorKind::Unavailable, "release").message("not sent");
+        Err(error.effect_none())
+    };
+    let not_held = || Ok(Release::NotHeld);
+    assert_eq!(release_answered([lost(), not_held()]).ok(), Some(Release::Released));
+    assert_eq!(release_answered([lost(), refused(), not_held()]).ok(), Some(Release::Released));
+    // A try that was never sent has ended nothing.
+    assert_eq!(release_answered([refused(), not_held()]).ok(), Some(Release::NotHeld));
+    assert_eq!(release_answered([not_held()]).ok(), Some(Release::NotHeld));
+    let error = release_answered([lost(), refused(), refused()]).expect_err("never answered");
+    assert_eq!(error.effect(), Effect::Unknown);
+    let denied = || Err(Error::new(ErrorKind::Denied, "release"));
+    assert_eq!(release_answered([lost(), denied()]).expect_err("denied").effect(), Effect::Unknown);
+    assert_eq!(release_answered([denied()]).expect_err("denied").effect(), Effect::None);
+}
+
 #[test]
 fn a_release_is_tried_three_times_and_not_beyond_the_ttl() {
     let (mut holding, start) = holding();

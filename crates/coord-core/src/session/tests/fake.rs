@@ -112,7 +112,7 @@ impl Fake {
         }
         match fault {
             Some(Fault::Hangs) => std::future::pending().await,
-            Some(Fault::Error(kind)) => return Err(Error::new(kind, operation)),
+            Some(Fault::Error(kind)) => return Err(Error::new(kind, operation).effect_none()),
             Some(Fault::Panics) => panic!("the backend has a bug"),
             _ => {}
         }

@@ -1,0 +1,2 @@
+-- The names of all tables.
+return call('HKEYS', KEYS[1])
