@@ -717,7 +717,12 @@ async fn lost_replies_of_renew_and_release_do_no_harm(cx: &Cx) -> Done {
     let grant = cx.grant(&client, &lease_name("jobs")?, "node-1").await?;
     cx.sleep_percent(grant.ttl, 60).await;
     faults.inject(Fault::DropReply).await?;
-    want!(client.lease.renew(&grant).await, Err(_) => (), "the renewal's reply is lost");
+    // A client with several endpoints may renew again at another one.
+    want!(
+        client.lease.renew(&grant).await,
+        Err(_) | Ok(Renew::Renewed(_)) => (),
+        "the renewal's reply is lost"
+    );
     faults.heal().await?;
     cx.sleep_percent(grant.ttl, 60).await;
     let renewed = client.lease.renew(&grant).await?;
