@@ -21,4 +21,4 @@ pub mod servers;
 
 pub use missing::{Missing, trial};
 pub use port::free_port;
-pub use wait::until;
+pub use wait::{opened, until};

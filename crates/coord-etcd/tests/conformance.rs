@@ -3,17 +3,15 @@
 use std::fmt;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_conformance::{Fixture, Handle, Operator, Profile};
 use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
 use coord_etcd::EtcdBackend;
-use coord_integration::Missing;
 use coord_integration::faults::{Link, Proxy, Request};
 use coord_integration::servers::{Etcd, Server};
+use coord_integration::{Missing, opened};
 use etcd_client::{Client, ConnectOptions, DeleteOptions};
-use tokio::time::Instant;
 
 /// The password of a server that was started here, which must never show.
 const PASSWORD: &str = "hunter2-conformance";
@@ -58,7 +56,9 @@ impl Fixture for Etcds {
         })?;
         let url = server.url_via(proxy.addresses());
         let url = format!("{url}/{cluster}?request_timeout=5s");
-        let backend = open(&BackendUrl::parse(&url)?).await?;
+        let url = BackendUrl::parse(&url)?;
+        // To log in takes the server a while of computing, for many at once longer than a request may take.
+        let backend = opened(|| EtcdBackend::open(&url)).await?;
         let operator = Admin { client: admin(server).await?, cluster: cluster.clone() };
         let link = Link::new(proxy).with_request(writes(cluster));
         let handle = Handle::new(Arc::new(backend)).with_faults(Arc::new(link));
@@ -87,17 +87,6 @@ fn writes(cluster: &ClusterName) -> Request {
     let conditions = (prefix.len()..prefix.len() + NAME_BYTES_MAX).map(condition);
     let leases = [8, 9].map(|bytes| vec![0, 0, 0, 0, bytes + 1, 0x08]);
     Request::WithAny(conditions.chain(leases).collect())
-}
-
-/// To log in takes the server a while of computing, for many at once longer than a request may take.
-async fn open(url: &BackendUrl) -> Result<EtcdBackend> {
-    let end = Instant::now() + Duration::from_secs(30);
-    loop {
-        match EtcdBackend::open(url).await {
-            Err(error) if error.is_retryable() && Instant::now() < end => {}
-            outcome => return outcome,
-        }
-    }
 }
 
 /// A client of its own, as `etcdctl` is.

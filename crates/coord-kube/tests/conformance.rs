@@ -7,9 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use coord_conformance::{Fixture, Handle, Operator, Profile};
 use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
-use coord_integration::Missing;
 use coord_integration::faults::{Link, Proxy, Request};
 use coord_integration::servers::{ApiServer, Kube};
+use coord_integration::{Missing, opened};
 use coord_kube::KubeBackend;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -101,7 +101,8 @@ impl Fixture for Kubes {
         let (link, kubeconfig) = self.via_proxy(cluster).await?;
         let url =
             format!("kube:///{cluster}?request_timeout=5s&kubeconfig={}", kubeconfig.display());
-        let backend = KubeBackend::open(&BackendUrl::parse(&url)?).await?;
+        let url = BackendUrl::parse(&url)?;
+        let backend = opened(|| KubeBackend::open(&url)).await?;
         let operator = Admin { client: admin(self.server()?).await?, cluster: cluster.clone() };
         let handle = Handle::new(Arc::new(backend)).with_faults(Arc::new(link));
         Ok(handle.with_operator(Arc::new(operator)))

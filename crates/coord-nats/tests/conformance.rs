@@ -8,9 +8,9 @@ use async_nats::{ConnectOptions, HeaderMap, Request};
 use async_trait::async_trait;
 use coord_conformance::{Fixture, Handle, Operator, Profile};
 use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
-use coord_integration::Missing;
 use coord_integration::faults::{Link, Proxy, Request as Named};
 use coord_integration::servers::{Nats, Server};
+use coord_integration::{Missing, opened};
 use coord_nats::NatsBackend;
 
 const USER: &str = "coord";
@@ -61,7 +61,8 @@ impl Fixture for Natses {
         })?;
         let options = format!("request_timeout=5s&replicas={}", self.nodes);
         let url = format!("{}/{cluster}?{options}", server.url_via(proxy.addresses()));
-        let backend = NatsBackend::open(&BackendUrl::parse(&url)?).await?;
+        let url = BackendUrl::parse(&url)?;
+        let backend = opened(|| NatsBackend::open(&url)).await?;
         let operator = Admin { client: admin(server).await?, cluster: cluster.clone() };
         let writes = format!("HPUB $KV.coord.{cluster}.").into_bytes();
         // The server also asks whether its clients live, and they may ask it.

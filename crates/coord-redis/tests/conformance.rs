@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use coord_conformance::faults::Faulty;
 use coord_conformance::{Fixture, Handle, Operator, Profile};
 use coord_core::{BackendUrl, ClusterName, Error, ErrorKind, LeaseName, NodeId, Result, TableName};
-use coord_integration::Missing;
 use coord_integration::faults::{Link, Proxy, Request};
 use coord_integration::servers::{Redis, Server};
+use coord_integration::{Missing, opened};
 use coord_redis::RedisBackend;
 use redis::Cmd;
 
@@ -113,7 +113,7 @@ impl Fixture for Redises {
             }
             None => self.url(cluster)?,
         };
-        let backend = Arc::new(RedisBackend::open(&url).await?);
+        let backend = Arc::new(opened(|| RedisBackend::open(&url)).await?);
         let Some(proxy) = proxy else {
             let faulty = Faulty::new(backend);
             let control = Arc::new(faulty.control().clone());
