@@ -19,17 +19,18 @@ use tracing::Instrument;
 
 use crate::commands::{Command, CommandError, Reply};
 use crate::coordinator::{LocalCommand, Release};
-use crate::detector::{FailureDetector, Probe};
-use crate::downing::Watchman;
+use crate::downing::detector::FailureDetector;
 use crate::events::Events;
-use crate::gating::GatingLease;
 use crate::mailbox::{Inbox, Mailbox, MailboxLimits, Mailboxes, Scope};
-use crate::membership::{self, Judging, Keeper, Replaces};
+use crate::member_view::Judging;
+use crate::membership::{self, Keeper, Replaces};
+use crate::model::GatingLease;
 use crate::observer::Observer;
+use crate::partition::{PartitionDriver, Probe};
 use crate::region::{self, Host};
 use crate::settings::Settings;
 use crate::shared::{Ending, Parts, Shared};
-use crate::singleton::SingletonBuilder;
+use crate::singleton::{Singleton, SingletonBuilder};
 use crate::status::Status;
 use crate::supervise::supervise;
 use crate::table::{Runner, Table};
@@ -211,7 +212,7 @@ impl ClusterBuilder {
         let Self { probe, detector, .. } = self;
         settings.validate()?;
         check_address(&node.address)?;
-        let watchman = Watchman::new(&settings, probe, detector)?;
+        let partition = PartitionDriver::new(&settings, probe, detector)?;
         let mut specs = BTreeMap::new();
         let mut runners = BTreeMap::new();
         for table in tables {
@@ -274,7 +275,7 @@ impl ClusterBuilder {
         check_headers(&shared).await?;
         let mailboxes = Mailboxes::new(&shared, mailing, inboxes);
         let keeper = Keeper::register(Arc::clone(&shared), node, replaces).await?;
-        let inner = Inner::start(shared, keeper, hosts, mailboxes, watchman, &cluster);
+        let inner = Inner::start(shared, keeper, hosts, mailboxes, partition, &cluster);
         Ok(Cluster { inner: Arc::new(inner) })
     }
 }
@@ -322,7 +323,7 @@ impl Inner {
         keeper: Keeper,
         mut hosts: BTreeMap<TableName, Arc<dyn Host>>,
         mailboxes: Mailboxes,
-        watchman: Option<Watchman>,
+        partition: Option<PartitionDriver>,
         cluster: &ClusterName,
     ) -> Self {
         let tasks = TaskTracker::new();
@@ -349,15 +350,15 @@ impl Inner {
         for name in shared.specs.keys().cloned().chain([TableName::cluster()]) {
             spawn(&tasks, "table watch", follow::table(Arc::clone(&shared), name).boxed());
         }
-        if shared.settings.candidate || watchman.is_some() {
-            let always = watchman.is_some();
+        if shared.settings.candidate || partition.is_some() {
+            let always = partition.is_some();
             let watch = membership::watch_nodes_as_needed(Arc::clone(&shared), always);
             spawn(&tasks, "node watch", watch.boxed());
         }
         let mailboxes = Arc::new(mailboxes);
         spawn(&tasks, "mailboxes", Arc::clone(&mailboxes).close(Arc::clone(&shared)).boxed());
-        if let Some(watchman) = watchman {
-            spawn(&tasks, "downing", watchman.watch(Arc::clone(&shared)).boxed());
+        if let Some(partition) = partition {
+            spawn(&tasks, "downing", partition.run(Arc::clone(&shared)).boxed());
         }
         let elect = supervise(
             Arc::clone(&shared),
@@ -510,12 +511,18 @@ impl Cluster {
     /// `Invalid` for a bad name.
     pub fn singleton(&self, name: impl AsRef<str>) -> Result<SingletonBuilder> {
         let Inner { shared, tasks, .. } = &*self.inner;
-        let name = LeaseName::new(name)?;
         // Which run of the node holds it is for people: the lease protects the job by itself.
         let run = shared.registered.borrow().unwrap_or_else(Incarnation::random);
         let leases = Leases::new(Arc::clone(&shared.lease), shared.node.clone(), run)
             .with_clock(Arc::clone(&shared.clock));
-        Ok(SingletonBuilder::of_node(shared, tasks, leases, name))
+        let Settings { sharding_ttl, sharding_retry, request_timeout, .. } = shared.settings;
+        Ok(Singleton::builder(&leases, name)?
+            .ttl(sharding_ttl)
+            .retry_every(sharding_retry)
+            .request_timeout(request_timeout)
+            .tracked_by(tasks.clone())
+            .stopped_by(&shared.stop)
+            .abandoned_by(shared.abandoned.clone()))
     }
 
     /// Asks the leader, wherever it is, and waits for its answer for three leader TTLs.

@@ -13,11 +13,10 @@ mod placing;
 mod poisoning;
 mod release;
 mod roster;
+mod rules;
 mod succession;
 
 pub(crate) use driver::{Ended, LocalCommand, lead};
-pub(crate) use machine::{Spec, Verdict};
-pub(crate) use poisoning::Seen;
 pub(crate) use release::Release;
 
 #[cfg(test)]

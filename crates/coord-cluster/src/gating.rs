@@ -7,22 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::session::{HeldLease, LeaseSession, Leases};
-use coord_core::{Error, Incarnation, Lease, LeaseName, Result};
+use coord_core::{Error, Incarnation, Result};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
+use crate::model::GatingLease;
 use crate::settings::Settings;
 use crate::shared::{Ending, Shared};
 use crate::status::Gating;
-
-/// A lease that gates the coordinator, on a store of its own choice.
-#[derive(Clone, Debug)]
-pub(crate) struct GatingLease {
-    pub(crate) lease: Arc<dyn Lease>,
-    pub(crate) name: LeaseName,
-}
 
 impl GatingLease {
     /// Checks how it is to be held, as far as that does not depend on who holds it.

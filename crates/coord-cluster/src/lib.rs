@@ -102,7 +102,7 @@
 //! # Partitions
 //!
 //! Where [`Settings::downing`] is chosen, each node decides by a [`downing`] strategy whether its side of a
-//! partition goes on; a [`Probe`](detector::Probe) tells it whom it reaches.
+//! partition goes on; a [`Probe`] tells it whom it reaches.
 //!
 //! # What is not there yet
 //!
@@ -117,9 +117,6 @@ struct Readme;
 mod cluster;
 mod commands;
 mod coordinator;
-pub mod detector;
-pub mod downing;
-mod duration;
 mod election;
 mod events;
 mod follow;
@@ -131,14 +128,16 @@ mod gating;
 mod handoff;
 pub mod invariants;
 pub mod mailbox;
+mod member_view;
 mod membership;
+mod model;
 mod observer;
+mod partition;
 pub mod poison;
 mod record;
 mod region;
 mod settings;
 mod shared;
-pub mod singleton;
 mod status;
 mod supervise;
 mod table;
@@ -147,11 +146,14 @@ pub mod transport;
 
 pub use cluster::{Cluster, ClusterBuilder, Stores};
 pub use commands::{Command, CommandError, CommandSummary, Reply};
+pub use coord_downing as downing;
+pub use coord_singleton as singleton;
 pub use events::{
     Assigned, Event, EventKind, EventOrLag, EventSource, Events, Migrated, TableMismatch,
 };
 pub use handoff::Handoff;
 pub use mailbox::{AskError, Handler, Mail, Mailbox, MailboxLimits};
+pub use partition::Probe;
 pub use region::{Host, HostError, ShardFence, ShardToken};
 pub use settings::{ENV_PREFIX, EVENT_BUFFER_MAX, Settings, Strategies};
 pub use singleton::Singleton;

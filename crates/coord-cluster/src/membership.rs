@@ -1,10 +1,10 @@
 //! Who is a member: this node's own registration, and what is seen of all registrations.
 //!
-//! The decisions are in [`registration`] and [`view`]; the tasks here perform them.
+//! The decisions are in [`registration`] and [`member_view`](crate::member_view); the tasks here perform them.
 
 mod process;
 mod registration;
-mod view;
+mod verdict;
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use tokio::sync::watch;
 use self::process::Former;
 pub(crate) use self::registration::{Registered, Registrar, RegistrarStep, RegistrarTurn};
 use self::registration::{RegistrarOutcome, Times};
-pub(crate) use self::view::{Absence, Judging, MayRun, Presence, View};
-use crate::downing;
 use crate::gate::Standing;
+use crate::member_view::View;
 use crate::observer::Observer;
+use crate::settings::Settings;
 use crate::shared::{Ending, Shared};
 use crate::telemetry;
 
@@ -82,7 +82,7 @@ impl Keeper {
             None => info,
         };
         let this = info.process.clone();
-        let crate::Settings { heartbeat: interval, request_timeout: retry, .. } = shared.settings;
+        let Settings { heartbeat: interval, request_timeout: retry, .. } = shared.settings;
         let times = Times { interval, retry };
         let ttl = Ttl::new(shared.settings.node_ttl)?;
         // Incarnations are random, so no two nodes beat in step.
@@ -212,7 +212,7 @@ impl Keeper {
             tokio::select! {
                 biased;
                 () = shared.stop.cancelled() => {}
-                () = downing::heed_verdict(&shared, run) => {}
+                () = verdict::heed(&shared, run) => {}
             }
         }
     }

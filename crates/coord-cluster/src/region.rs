@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use async_trait::async_trait;
-use coord_core::{Epoch, Fence, Incarnation, Moment, ShardId, TableName, TableUid};
+use coord_core::{Epoch, Fence, Incarnation, Moment, ShardId, TableName, TableUid, sleep_until};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -164,12 +164,11 @@ impl ShardFence {
         let mut ended = self.0.ended.subscribe();
         let mut gate = self.0.gate.subscribe();
         while let Some(deadline) = self.deadline() {
-            let left = deadline.since(self.0.gate.clock().now());
             tokio::select! {
                 biased;
                 _ = ended.wait_for(|ended| *ended) => return,
                 _ = gate.changed() => {}
-                () = tokio::time::sleep(left.min(crate::shared::SLEEP_MAX)) => {}
+                () = sleep_until(self.0.gate.clock(), deadline) => {}
             }
         }
     }

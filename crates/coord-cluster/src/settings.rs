@@ -5,6 +5,8 @@ mod layers;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coord_core::kit::duration::{self, show};
+use coord_core::session::default_margin;
 use coord_core::{
     Error, NODES_MAX, ReplicationFactor, Result, SHARDS_MAX, ShardCount, TableHeader, Ttl,
 };
@@ -16,7 +18,6 @@ use serde::{Deserialize, Serialize};
 
 use self::layers::{merge, put, scalar};
 use crate::downing::{DowningSettings, Strategy};
-use crate::duration::{self, show};
 use crate::poison::PoisonSettings;
 
 /// What environment variables begin with: `COORD_CLUSTER_NODE_TTL=30s` sets `node_ttl`.
@@ -311,14 +312,9 @@ impl Settings {
         })
     }
 
-    /// The time between a local deadline and the end of a TTL: a tenth of it, at least 100 ms.
-    pub(crate) fn margin(ttl: Duration) -> Duration {
-        (ttl / 10).max(Duration::from_millis(100))
-    }
-
     /// How long after it was aborted a shard counts as running on: half of the margin of the node TTL.
     pub(crate) fn grace(&self) -> Duration {
-        Self::margin(self.node_ttl) / 2
+        default_margin(self.node_ttl) / 2
     }
 
     /// Checks all settings together.
@@ -365,7 +361,7 @@ impl Settings {
             .unwrap_or_default()
             .saturating_add(self.request_timeout)
             .saturating_add(self.leader_ttl / 30);
-        let usable = self.leader_ttl.saturating_sub(Self::margin(self.leader_ttl));
+        let usable = self.leader_ttl.saturating_sub(default_margin(self.leader_ttl));
         must(
             second < usable,
             format!(
@@ -404,7 +400,7 @@ impl Settings {
         );
         let busy =
             self.heartbeat.saturating_add(self.request_timeout).saturating_add(self.stop_budget());
-        let usable = self.node_ttl.saturating_sub(Self::margin(self.node_ttl));
+        let usable = self.node_ttl.saturating_sub(default_margin(self.node_ttl));
         must(
             busy < usable,
             format!(

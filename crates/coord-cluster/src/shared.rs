@@ -7,26 +7,22 @@ use std::time::Duration;
 
 use coord_core::session::HeldLease;
 use coord_core::{
-    Clock, Discovery, Error, Incarnation, Lease, Load, LoadReport, Moment, NodeId, Placement,
-    Report, Result, ShardMap, TableName,
+    Clock, Discovery, Error, Incarnation, Lease, Moment, NodeId, Placement, Report, Result,
+    ShardMap, TableName,
 };
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::coordinator::{Seen, Spec, Verdict};
 use crate::downing::DownReason;
 use crate::events::{Event, EventSource};
 use crate::gate::Gate;
-use crate::gating::GatingLease;
-use crate::membership::{Judging, View};
+use crate::member_view::{Judging, View};
+use crate::model::{DownDecision, GatingLease, TableLoad, TableSpec, VersionTimes};
 use crate::observer::Observer;
 use crate::settings::Settings;
 use crate::status::Status;
 use crate::telemetry;
 
-/// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
-/// suspended, and the clock does not.
-pub(crate) const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// How often a stall of this process is looked for.
 const STALL_TICK_MAX: Duration = Duration::from_secs(1);
 
@@ -48,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) discovery: Arc<dyn Discovery>,
     pub(crate) placement: Arc<dyn Placement>,
     pub(crate) judging: Judging,
-    pub(crate) specs: BTreeMap<TableName, Spec>,
+    pub(crate) specs: BTreeMap<TableName, TableSpec>,
     /// What gates the coordinator besides its own lease.
     pub(crate) gating: Option<GatingLease>,
     /// This node's run, while it is registered.
@@ -62,9 +58,9 @@ pub(crate) struct Shared {
     /// Whom this node does not reach, where it tells.
     pub(crate) row: watch::Sender<Option<BTreeSet<NodeId>>>,
     /// Whom this node's side of a partition has downed.
-    pub(crate) verdicts: watch::Sender<BTreeMap<NodeId, Verdict>>,
+    pub(crate) verdicts: watch::Sender<BTreeMap<NodeId, DownDecision>>,
     /// How busy the shards of each table are that asks for it.
-    pub(crate) loads: watch::Sender<BTreeMap<TableName, Told>>,
+    pub(crate) loads: watch::Sender<BTreeMap<TableName, TableLoad>>,
     /// Cancelled when no region hosts anything any more.
     pub(crate) unhosted: CancellationToken,
     /// What is seen of all registrations.
@@ -81,21 +77,14 @@ pub(crate) struct Shared {
     observer: Mutex<Known>,
     store: Mutex<StoreHealth>,
     /// When the versions of each table were seen here.
-    seen: Mutex<BTreeMap<TableName, Seen>>,
+    seen: Mutex<BTreeMap<TableName, VersionTimes>>,
     /// Cancelled when the node's runtime ends.
     pub(crate) stop: CancellationToken,
     ending: Mutex<Ending>,
+    /// Cancelled before `stop` where the runtime is abandoned.
+    pub(crate) abandoned: CancellationToken,
     /// Cancelled when this node can't lead any more.
     pub(crate) led: CancellationToken,
-}
-
-/// How busy a run's shards of a table are.
-#[derive(Clone, Debug)]
-pub(crate) struct Told {
-    pub(crate) run: Incarnation,
-    pub(crate) report: LoadReport,
-    /// All of them together.
-    pub(crate) sum: Load,
 }
 
 /// What this node knows, and how things stand by that, which is found when somebody asks: it names all
@@ -121,7 +110,7 @@ pub(crate) struct Parts {
     pub(crate) discovery: Arc<dyn Discovery>,
     pub(crate) placement: Arc<dyn Placement>,
     pub(crate) judging: Judging,
-    pub(crate) specs: BTreeMap<TableName, Spec>,
+    pub(crate) specs: BTreeMap<TableName, TableSpec>,
     pub(crate) gating: Option<GatingLease>,
 }
 
@@ -152,6 +141,7 @@ impl Shared {
             store: Mutex::new(StoreHealth { answered: clock.now() }),
             stop: CancellationToken::new(),
             ending: Mutex::new(Ending::Orderly),
+            abandoned: CancellationToken::new(),
             led: CancellationToken::new(),
             node,
             settings,
@@ -214,7 +204,7 @@ impl Shared {
     }
 
     /// When the versions of each table were seen here.
-    pub(crate) fn seen(&self) -> BTreeMap<TableName, Seen> {
+    pub(crate) fn seen(&self) -> BTreeMap<TableName, VersionTimes> {
         lock(&self.seen).clone()
     }
 
@@ -270,13 +260,7 @@ impl Shared {
 
     /// Sleeps until the clock shows `until`.
     pub(crate) async fn sleep_until(&self, until: Moment) {
-        loop {
-            let left = until.since(self.clock.now());
-            if left.is_zero() {
-                return;
-            }
-            tokio::time::sleep(left.min(SLEEP_MAX)).await;
-        }
+        coord_core::sleep_until(&*self.clock, until).await;
     }
 
     /// Sleeps until the clock shows `until`; for ever where there is no such moment.
@@ -302,6 +286,7 @@ impl Shared {
             *said = ending;
             if ending == Ending::Abandoned {
                 self.gate.shut();
+                self.abandoned.cancel();
             }
             self.stop.cancel();
         }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use coord_core::{ReplicationFactor, ShardCount, TableHeader, TableName};
 use coord_placement::PlacementStrategy;
 
-use crate::coordinator::Spec;
 use crate::handoff::Handoff;
 use crate::mailbox::Handler;
+use crate::model::TableSpec;
 use crate::region::Host;
 use crate::settings::Settings;
 
@@ -110,12 +110,12 @@ impl Table {
     }
 
     /// What the coordinator has to know of it.
-    pub(crate) fn spec(&self, settings: &Settings) -> Spec {
+    pub(crate) fn spec(&self, settings: &Settings) -> TableSpec {
         let by_settings = settings.header();
         let header = TableHeader::new(self.shards.unwrap_or(by_settings.shards))
             .with_replicas(self.replicas.unwrap_or(by_settings.replicas));
         let strategy = self.strategy.clone().unwrap_or_else(|| settings.placement_strategy());
-        Spec { header, strategy, handoff: self.handoff }
+        TableSpec { header, strategy, handoff: self.handoff }
     }
 }
 

@@ -1,10 +1,9 @@
 //! The names of all metrics, in one place.
 
-use coord_core::{LeaseName, Load, NodeId, NodeStatus, Term};
+use coord_core::{Load, NodeId, NodeStatus, Term};
 use metrics::{counter, gauge, histogram};
 
 use crate::events::EventKind;
-use crate::singleton::State;
 use crate::status::{Gating, HostFault};
 
 /// What the gauges show of one node.
@@ -125,24 +124,6 @@ pub(crate) fn taken(outcome: &'static str, messages: usize) {
 /// How long a heartbeat took.
 pub(crate) fn heartbeat(took: std::time::Duration) {
     histogram!("cluster_node_heartbeat_latency_ms").record(took.as_secs_f64() * 1_000.0);
-}
-
-/// A singleton's job was started on this node.
-pub(crate) fn singleton_started(lease: &LeaseName) {
-    tracing::info!(%lease, "the singleton's job starts here");
-    counter!("cluster_singleton_starts", "lease" => lease.to_string()).increment(1);
-}
-
-/// A singleton stands so on this node now.
-pub(crate) fn singleton(lease: &LeaseName, state: &State) {
-    let runs = matches!(state, State::Running(_) | State::Stopping(_));
-    let lease = lease.to_string();
-    gauge!("cluster_singleton_running", "lease" => lease.clone()).set(if runs { 1.0 } else { 0.0 });
-    if let State::Resting(pause, Some(failure)) = state {
-        tracing::error!(lease, %failure, ?pause, "a singleton's lease is given up: nothing runs");
-        let reason = failure.as_str();
-        counter!("cluster_singleton_failures", "lease" => lease, "reason" => reason).increment(1);
-    }
 }
 
 fn wide_count(number: usize) -> u64 {

@@ -45,6 +45,24 @@ pub trait Clock: Debug + Send + Sync + 'static {
     fn now(&self) -> Moment;
 }
 
+/// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
+/// suspended, and the clock does not, so that what ran out meanwhile is noticed this soon.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// Sleeps until the clock shows `until`. After the machine was suspended it is up to a second late.
+///
+/// # Cancel safety
+/// Nothing is lost.
+pub async fn sleep_until(clock: &dyn Clock, until: Moment) {
+    loop {
+        let left = until.since(clock.now());
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(SLEEP_MAX)).await;
+    }
+}
+
 /// The machine's boot clock: `CLOCK_BOOTTIME` on Linux, which counts suspended time too. Elsewhere the
 /// standard library's monotonic clock, which may not.
 #[derive(Clone, Copy, Debug, Default)]

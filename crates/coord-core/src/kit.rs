@@ -3,6 +3,7 @@
 //! The steps to write a backend are in `docs/backend-guide.md`.
 
 pub mod config;
+pub mod duration;
 mod op;
 pub mod tables;
 

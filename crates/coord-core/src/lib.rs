@@ -40,7 +40,7 @@ pub mod watch;
 pub mod wire;
 
 pub use backend::*;
-pub use clock::{BootClock, Clock, Moment, TokioClock};
+pub use clock::{BootClock, Clock, Moment, TokioClock, sleep_until};
 pub use discovery::*;
 pub use error::{Effect, Error, ErrorKind, Result};
 pub use lease::*;

@@ -38,10 +38,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Lease;
 use crate::placement::Placement;
 use crate::types::{ClusterName, Era, LeaseName, NodeId, TableName};
-use crate::url::BackendUrl;
-
-/// The scheme of its URLs.
-pub(crate) const SCHEME: &str = "memory";
+use crate::url::{BackendUrl, MEMORY_SCHEME};
 
 /// A store in this process's memory, opened for one cluster.
 ///
@@ -173,8 +170,9 @@ impl MemoryBackend {
 
     fn of(store: Arc<Store>, cluster: ClusterName, era: Era) -> Self {
         let guarantees = Guarantees { publish_checks_lease: true, ..Guarantees::linearizable() };
-        let target = format!("{SCHEME}://{cluster}");
-        let info = BackendInfo::new(SCHEME, target, cluster, store.origin().clone(), guarantees);
+        let target = format!("{MEMORY_SCHEME}://{cluster}");
+        let info =
+            BackendInfo::new(MEMORY_SCHEME, target, cluster, store.origin().clone(), guarantees);
         let closed = CancellationToken::new();
         Self { handle: Arc::new(Handle { store, era, info, closed }) }
     }

@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::backend::Backend;
 use crate::backoff::{BackOff, Jitter};
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{self, MemoryBackend};
+use crate::memory::MemoryBackend;
 use crate::quote::quoted;
-use crate::url::{BackendUrl, parse_scheme};
+use crate::url::{BackendUrl, MEMORY_SCHEME, parse_scheme};
 
 /// The longest pause between two tries to open a store.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -73,7 +73,7 @@ impl Registry {
     /// With the embedded backend as `memory`, unless that scheme is registered already.
     #[must_use]
     pub fn with_memory(mut self) -> Self {
-        self.openers.entry(memory::SCHEME.to_owned()).or_insert_with(|| Arc::new(MemoryOpener));
+        self.openers.entry(MEMORY_SCHEME.to_owned()).or_insert_with(|| Arc::new(MemoryOpener));
         self
     }
 

@@ -22,6 +22,7 @@ mod timing;
 
 pub use self::builder::{LeaseBuilder, LeaseSession, LeaseState, Leases, TryAcquire};
 pub use self::guard::{HeldLease, LeaseGuard, Lost, RunOutcome};
+pub use self::timing::default_margin;
 
 #[cfg(test)]
 mod tests;

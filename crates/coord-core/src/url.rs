@@ -9,7 +9,6 @@ use std::time::Duration;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::SCHEME as MEMORY;
 use crate::quote::quoted;
 use crate::types::{ClusterName, Era, is_host, parse_port};
 
@@ -19,6 +18,8 @@ pub const URL_BYTES_MAX: usize = 8 * 1024;
 pub const COMMON_OPTIONS: &[&str] = &["era", WAIT_FOR_STORE];
 /// The option that says how long to wait for a store that is not there yet.
 pub(crate) const WAIT_FOR_STORE: &str = "wait_for_store";
+/// The scheme of the memory backend.
+pub(crate) const MEMORY_SCHEME: &str = "memory";
 
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
@@ -111,7 +112,7 @@ impl BackendUrl {
             Some((path, query)) => (path, Some(query)),
             None => (tail, None),
         };
-        let (hosts, cluster) = if scheme == MEMORY {
+        let (hosts, cluster) = if scheme == MEMORY_SCHEME {
             (Vec::new(), parse_memory_cluster(hosts, path)?)
         } else {
             (parse_hosts(hosts)?, parse_cluster(path)?)
@@ -314,7 +315,7 @@ impl fmt::Display for BackendUrl {
         for (index, host) in self.hosts.iter().enumerate() {
             write!(f, "{}{host}", if index == 0 { "" } else { "," })?;
         }
-        write!(f, "{}{}", if self.scheme == MEMORY { "" } else { "/" }, self.cluster)?;
+        write!(f, "{}{}", if self.scheme == MEMORY_SCHEME { "" } else { "/" }, self.cluster)?;
         for (index, (name, value)) in self.options.iter().enumerate() {
             write!(f, "{}{name}=", if index == 0 { '?' } else { '&' })?;
             if is_secret(name) {

@@ -30,8 +30,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use self::bucket::{Bucket, MARKER_TTL, expires_late, is_full};
-pub(crate) use self::expiry::Expiry;
+pub(crate) use self::bucket::{Bucket, expires_late, is_full};
+pub(crate) use self::expiry::{Expiry, MARKER_TTL};
 use self::expiry::{Life, Sample, Stored, TTL_MS, time_of, ttl_of};
 pub(crate) use self::watch::{Topic, Update, What, subscribe};
 use crate::error::{

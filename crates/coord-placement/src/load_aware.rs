@@ -1,7 +1,6 @@
 //! Even loads instead of even counts.
 
 mod board;
-mod loads;
 
 use crate::assignment::Assignment;
 use crate::candidate::Candidate;
@@ -10,8 +9,6 @@ use crate::input::Input;
 use crate::plan::Plan;
 use crate::settings::PlanSettings;
 use crate::strategy::PlacementStrategy;
-
-pub use loads::ShardLoads;
 
 /// How far a node may be from its share of the load before shards move, in thousandths of it.
 pub const LOAD_BAND_DEFAULT: u16 = 200;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use coord_core::{NodeId, ShardId, Version};
 
-use crate::load_aware::ShardLoads;
+use crate::loads::ShardLoads;
 
 /// How many steps the search for fewer moves may take, unless the settings say otherwise: some hundred
 /// milliseconds of one core.

@@ -336,7 +336,7 @@ impl Call<'_> {
         match self {
             Self::Plain(command) => command.clone(),
             Self::Script { script, keys, arguments } => {
-                evaluation("EVALSHA", script.hash(), keys, arguments)
+                evaluation("EVALSHA", script.hash(hash_of), keys, arguments)
             }
         }
     }
@@ -362,7 +362,7 @@ pub(crate) fn command<A: AsRef<[u8]>>(name: &str, arguments: impl IntoIterator<I
 }
 
 /// By what a server knows a script that it has seen.
-pub(crate) fn hash_of(code: &str) -> String {
+fn hash_of(code: &str) -> String {
     redis::Script::new(code).get_hash().to_owned()
 }
 

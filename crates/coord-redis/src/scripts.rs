@@ -1,8 +1,7 @@
 //! The scripts: one for each atomic step. A server runs one at a time, and by its own clock.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
-use crate::client::hash_of;
 use crate::keys::Kind;
 
 /// One atomic step.
@@ -12,8 +11,7 @@ pub(crate) struct Script {
     /// Whether it writes something that its caller answers for.
     pub(crate) writes: bool,
     code: &'static str,
-    /// What the server knows it by, once it has seen it.
-    hash: LazyLock<String>,
+    hash: OnceLock<String>,
 }
 
 macro_rules! code {
@@ -32,7 +30,7 @@ macro_rules! script {
             keys: &[$(Kind::$key),*],
             writes: $writes,
             code: code!($name),
-            hash: LazyLock::new(|| hash_of(code!($name))),
+            hash: OnceLock::new(),
         };
     };
 }
@@ -74,7 +72,8 @@ impl Script {
         self.code
     }
 
-    pub(crate) fn hash(&self) -> &str {
-        &self.hash
+    /// What a server knows it by, which this function of the client makes from its code.
+    pub(crate) fn hash(&self, hash_of: fn(&str) -> String) -> &str {
+        self.hash.get_or_init(|| hash_of(self.code))
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use coord_cluster::Probe;
 use coord_cluster::Transport;
-use coord_cluster::detector::Probe;
 use coord_cluster::transport::{Incoming, Recipient};
 use coord_core::{Address, Error, ErrorKind, NodeEntry, Result};
 use tokio::runtime::Handle;

@@ -6,6 +6,8 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command talks to a terminal")]
 
 #[cfg(test)]
+mod imports;
+#[cfg(test)]
 mod links;
 mod mutants;
 mod programs;

@@ -11,7 +11,8 @@ use coord_core::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::machine::{Job, Machine, Outcome, Rules, Step, Stop, Ticket, Turn};
+use super::machine::{Job, Machine, Outcome, Step, Stop, Ticket, Turn};
+use super::rules::Rules;
 use crate::commands::{Command, CommandError, Reply};
 use crate::events::{Event, EventKind, EventSource, TableMismatch};
 use crate::observer::Observer;
@@ -464,7 +465,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::membership::Judging;
+    use crate::member_view::Judging;
     use crate::settings::Settings;
     use crate::shared::Parts;
     use crate::table::Table;

@@ -7,7 +7,7 @@ use coord_core::{Incarnation, NodeEntry, NodeId, NodeStatus, ShardId, ShardMap, 
 
 use super::roster::{Roster, Seat};
 use crate::commands::{Command, CommandError};
-use crate::membership::{Presence, View};
+use crate::member_view::{Presence, View};
 use crate::poison::TableShard;
 use crate::record::{ClusterRecord, Failure};
 

@@ -13,7 +13,7 @@ use coord_core::{Moment, Report, ShardMap, TableName, TableUid, Version};
 
 use super::roster::{self, Sources, Tenancy, Timers};
 use crate::handoff::Handoff;
-use crate::membership::{Presence, View};
+use crate::member_view::{Presence, View};
 use crate::record::{Life, Run};
 
 /// Looks at who may still host an earlier life of a table. True where the last of them has just stopped.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use coord_core::{LoadReport, Moment, ShardId, ShardMap, TableName, TableUid};
 use coord_placement::ShardLoads;
 
-use crate::membership::View;
+use crate::member_view::View;
 
 /// How long balance waits for loads that are not known while others are: two reports, and one heartbeat
 /// of the longest usual kind.

@@ -24,15 +24,16 @@ use super::judge::{self, Note, Write};
 use super::lives;
 use super::loads::{Figures, Loads};
 use super::placing::{Failed, Next, Placing, Question};
-use super::poisoning::{self, Hosted, Poisoning, Seen};
+use super::poisoning::{self, Hosted, Poisoning};
 use super::roster::{self, Roster, Seat, Sources, Suspect, Taken, Tenancy, Timers};
+use super::rules::{PAUSE_MIN, Rules};
 use super::succession::{Candidate, Succession};
 use crate::commands::{Command, CommandError, CommandSummary, Reply};
 use crate::handoff::Handoff;
-use crate::membership::{Absence, Judging, MayRun, Presence, View};
-use crate::poison::{Fall, PoisonSettings, TableShard};
+use crate::member_view::{Absence, MayRun, Presence, View};
+use crate::model::{DownDecision, TableSpec, VersionTimes};
+use crate::poison::{Fall, TableShard};
 use crate::record::{self, Before, ClusterRecord, Failure, TableNote};
-use crate::settings::Settings;
 use crate::supervise;
 
 /// The most commands that wait; one more is refused.
@@ -45,12 +46,6 @@ const ANSWER_TRIES_MAX: u8 = 4;
 const MOTIONS_SHARE: u32 = 10;
 /// The most stuck shards of a table that are named.
 const STUCK_MAX: usize = 256;
-/// Below this many members everybody is told of each change of them at once.
-const GATHER_MEMBERS_MIN: usize = 256;
-/// How many watchers a second are told of the members in larger clusters.
-const TOLD_PER_SECOND: u32 = 10_000;
-/// The first pause after a failure; it doubles.
-pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
 
 /// What metrics call the reason of a rebalance that was asked for.
 const BY_COMMAND: &str = "command";
@@ -61,75 +56,6 @@ const BY_TERM: &str = "term";
 pub(crate) type Ticket = u64;
 /// The ticket of what the leader asks of itself.
 const NOBODY: Ticket = 0;
-
-/// That a run of a node goes down, since the other side of a partition goes on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Verdict {
-    pub(crate) incarnation: Incarnation,
-    pub(crate) why: String,
-}
-
-/// The settings that the leader decides by.
-#[derive(Clone, Debug)]
-pub(crate) struct Rules {
-    pub(crate) delay: Duration,
-    pub(crate) check: Duration,
-    pub(crate) remove_after: Duration,
-    pub(crate) restart_grace: Duration,
-    pub(crate) node_ttl: Duration,
-    pub(crate) heartbeat: Duration,
-    pub(crate) poison: Option<PoisonSettings>,
-    pub(crate) min_members: usize,
-    pub(crate) brake: f64,
-    pub(crate) handoff_timeout: Duration,
-    pub(crate) motions_max: Option<u32>,
-    pub(crate) newer_leads_after: Option<Duration>,
-    /// How many places there are for those who stand for election; 0 where everybody may.
-    pub(crate) places: usize,
-    pub(crate) judging: Judging,
-    /// From this many members on, changes of them are gathered, for everybody hears of each version.
-    pub(crate) gather_from: usize,
-    /// How many watchers a second are told of the members then.
-    pub(crate) told_per_second: u32,
-}
-
-impl Rules {
-    pub(crate) fn new(settings: &Settings, judging: Judging) -> Self {
-        Self {
-            delay: settings.rebalance_delay,
-            check: settings.rebalance_check,
-            remove_after: settings.remove_after,
-            restart_grace: settings.restart_grace,
-            node_ttl: settings.node_ttl,
-            heartbeat: settings.heartbeat,
-            poison: settings.poison(),
-            min_members: usize::try_from(settings.min_members).unwrap_or(usize::MAX),
-            brake: settings.mass_failure_brake,
-            handoff_timeout: settings.handoff_timeout,
-            motions_max: settings.motions_max,
-            newer_leads_after: settings.newer_leads_after,
-            places: usize::try_from(settings.candidates).unwrap_or(usize::MAX),
-            judging,
-            gather_from: GATHER_MEMBERS_MIN,
-            told_per_second: TOLD_PER_SECOND,
-        }
-    }
-
-    /// How long after a version with other members the next one may be put off: a second with 10,000 of them
-    /// who watch.
-    fn gathers_for(&self, members: usize) -> Option<Duration> {
-        let many = u32::try_from(members).ok().filter(|_| members >= self.gather_from)?;
-        Some(Duration::from_secs(1) * many / self.told_per_second.max(1))
-    }
-}
-
-/// A table as this node was started with it.
-#[derive(Clone, Debug)]
-pub(crate) struct Spec {
-    pub(crate) header: TableHeader,
-    pub(crate) strategy: Arc<dyn PlacementStrategy>,
-    pub(crate) handoff: Handoff,
-}
 
 /// A plan to be made, which may take a while.
 #[derive(Clone, Debug)]
@@ -271,7 +197,7 @@ pub(crate) struct Machine {
     poison: Option<Poisoning>,
     tables: BTreeMap<TableName, Table>,
     /// Whom this node's side of a partition has downed, and that is still to be written.
-    verdicts: BTreeMap<NodeId, Verdict>,
+    verdicts: BTreeMap<NodeId, DownDecision>,
     /// Each with how often it was begun before.
     queue: VecDeque<(Ticket, Command, u8)>,
     current: Option<Current>,
@@ -304,10 +230,10 @@ struct Unwritten {
 
 #[derive(Debug)]
 struct Table {
-    spec: Spec,
+    spec: TableSpec,
     map: Option<Arc<ShardMap>>,
     /// When its versions were seen.
-    seen: Seen,
+    seen: VersionTimes,
     stale: bool,
     /// It can't be claimed, and why.
     refused: Option<String>,
@@ -374,13 +300,13 @@ impl Machine {
         me: NodeId,
         fence: Fence,
         rules: Rules,
-        specs: &BTreeMap<TableName, Spec>,
+        specs: &BTreeMap<TableName, TableSpec>,
         now: Moment,
     ) -> Self {
-        let table = |spec: &Spec| Table {
+        let table = |spec: &TableSpec| Table {
             spec: spec.clone(),
             map: None,
-            seen: Seen::default(),
+            seen: VersionTimes::default(),
             stale: false,
             refused: None,
             due: None,
@@ -436,7 +362,7 @@ impl Machine {
     }
 
     /// When this process saw the versions of a table, before it led.
-    pub(crate) fn on_history(&mut self, name: &TableName, seen: Seen) {
+    pub(crate) fn on_history(&mut self, name: &TableName, seen: VersionTimes) {
         if let Some(table) = self.tables.get_mut(name) {
             table.seen = seen;
         }
@@ -494,7 +420,7 @@ impl Machine {
 
     /// This node's side of a partition goes on without these. Each verdict is written at most once: who
     /// means them says them again.
-    pub(crate) fn on_verdicts(&mut self, verdicts: &BTreeMap<NodeId, Verdict>) {
+    pub(crate) fn on_verdicts(&mut self, verdicts: &BTreeMap<NodeId, DownDecision>) {
         self.verdicts.clone_from(verdicts);
     }
 
@@ -1281,7 +1207,7 @@ impl Machine {
 
     /// Begins to write a verdict, as the command to declare the node failed would.
     fn begin_verdict(&mut self, now: Moment) -> bool {
-        while let Some((node, Verdict { incarnation, why })) = self.verdicts.pop_first() {
+        while let Some((node, DownDecision { incarnation, why })) = self.verdicts.pop_first() {
             let stays =
                 |seat: &Seat| seat.entry.incarnation == incarnation && seat.entry.status.may_host();
             if !self.roster.seat(&node).is_some_and(stays) {

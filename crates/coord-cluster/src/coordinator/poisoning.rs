@@ -1,59 +1,29 @@
 //! What of a crash is evidence against a shard, and how the parked ones are remembered. Pure: `now` is
 //! an argument.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use coord_core::{
-    Incarnation, Moment, MotionPhase, NodeId, ShardId, ShardMap, Slot, TableName, TableUid, Version,
+    Incarnation, Moment, MotionPhase, NodeId, ShardId, ShardMap, Slot, TableName, Version,
 };
 
-use super::machine::Rules;
+use super::rules::{PAUSE_MIN, Rules};
 use crate::handoff::Handoff;
-use crate::membership::View;
+use crate::member_view::View;
+use crate::model::VersionTimes;
 use crate::poison::{Crash, Fall, Poison, PoisonNews, TableShard};
 use crate::record::{ClusterRecord, Crashed, Parked, Suspicion, Suspicions};
 
-/// The most versions of a table whose time is remembered.
-const SEEN_MAX: usize = 4_096;
 /// The most shards under suspicion that the next leader hears of: a quarter of a common table.
 const SUSPICIONS_MAX: usize = 1_024;
 
 type Shards = BTreeMap<TableName, BTreeSet<ShardId>>;
 
-/// When each version of a table was seen first.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
-    uid: Option<TableUid>,
-    versions: VecDeque<(Version, Moment)>,
-}
-
-impl Seen {
-    pub(crate) fn note(&mut self, map: &ShardMap, now: Moment) {
-        if self.uid.replace(map.uid()) != Some(map.uid()) {
-            self.versions.clear();
-        }
-        if self.versions.back().is_some_and(|(last, _)| *last >= map.version()) {
-            return;
-        }
-        if self.versions.len() >= SEEN_MAX {
-            self.versions.pop_front();
-        }
-        self.versions.push_back((map.version(), now));
-    }
-
-    /// When this version, or the first one after it, was seen; none if it was there before anything was.
-    fn at(&self, version: Version) -> Option<Moment> {
-        let after = self.versions.partition_point(|(seen, _)| *seen < version);
-        let (_, at) = self.versions.get(after).filter(|_| after > 0)?;
-        Some(*at)
-    }
-}
-
 /// A table whose shards a run may have hosted.
 pub(super) struct Hosted<'a> {
     pub(super) name: &'a TableName,
     pub(super) map: &'a ShardMap,
-    pub(super) seen: &'a Seen,
+    pub(super) seen: &'a VersionTimes,
     pub(super) handoff: Handoff,
 }
 
@@ -107,8 +77,8 @@ pub(super) fn fall(
     let twice = rules.judging.wait_ttl && !rules.judging.from_heartbeat;
     let heard = counts_from.minus(ttl * if twice { 2 } else { 1 });
     // Stores notice an expiry up to a second late, and heartbeats come up to a tenth late.
-    let missed = heard.plus(rules.heartbeat.mul_f64(1.1)).plus(super::machine::PAUSE_MIN);
-    Fall::new(node.clone(), run, heard.minus(super::machine::PAUSE_MIN), missed)
+    let missed = heard.plus(rules.heartbeat.mul_f64(1.1)).plus(PAUSE_MIN);
+    Fall::new(node.clone(), run, heard.minus(PAUSE_MIN), missed)
 }
 
 /// The parked and the suspect shards, and what the next leader has to know of them.
@@ -124,7 +94,7 @@ impl Poisoning {
     pub(super) fn resume(
         rules: &Rules,
         record: &ClusterRecord,
-        seen: &BTreeMap<TableName, &Seen>,
+        seen: &BTreeMap<TableName, &VersionTimes>,
         now: Moment,
     ) -> Option<Self> {
         let parked = record.parked.iter().flat_map(|(table, shards)| {

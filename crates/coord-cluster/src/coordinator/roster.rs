@@ -8,9 +8,9 @@ use coord_core::{
     Revision, ShardMap,
 };
 
-use super::machine::Rules;
+use super::rules::Rules;
 use crate::invariants::Hosting;
-use crate::membership::{Absence, MayRun, Presence, View};
+use crate::member_view::{Absence, MayRun, Presence, View};
 use crate::record::{ClusterRecord, Failure, NodeNote};
 
 /// From this many members on, the mass failure brake applies.

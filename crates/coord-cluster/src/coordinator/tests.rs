@@ -11,12 +11,14 @@ use coord_core::{
 };
 use coord_placement::Balanced;
 
-use super::machine::{Machine, Outcome, Rules, Spec, Step, Stop, Ticket, Turn, Verdict};
+use super::machine::{Machine, Outcome, Step, Stop, Ticket, Turn};
 use super::roster::Suspect;
+use super::rules::Rules;
 use crate::Settings;
 use crate::commands::{Command, CommandError, Reply};
 use crate::handoff::Handoff;
-use crate::membership::{Judging, View};
+use crate::member_view::{Judging, View};
+use crate::model::{DownDecision, TableSpec};
 use crate::record::{ClusterRecord, Failure};
 
 const JUDGING: Judging = Judging { wait_ttl: false, from_heartbeat: false, evict: false };
@@ -37,11 +39,11 @@ fn run(number: u128) -> Incarnation {
     Incarnation::from_u128(number)
 }
 
-fn specs() -> BTreeMap<TableName, Spec> {
+fn specs() -> BTreeMap<TableName, TableSpec> {
     let header = TableHeader::new(ShardCount::new(12).expect("count"));
     BTreeMap::from([(
         table(),
-        Spec { header, strategy: Arc::new(Balanced::default()), handoff: Handoff::Exclusive },
+        TableSpec { header, strategy: Arc::new(Balanced::default()), handoff: Handoff::Exclusive },
     )])
 }
 
@@ -161,7 +163,7 @@ impl Desk {
 
     /// n2 is downed, which has been written when this returns.
     fn down_n2(&mut self) {
-        let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+        let verdict = DownDecision { incarnation: run(1), why: "downed".to_owned() };
         self.machine.on_verdicts(&[(id("n2"), verdict)].into());
         self.pass(Duration::from_secs(1));
         let failure = self.failure("n2").expect("written down first");
@@ -459,7 +461,7 @@ fn a_new_leader_does_not_know_how_a_downed_run_went() {
 fn a_downed_run_that_another_one_followed_is_not_declared_failed() {
     let mut desk = Desk::new();
     desk.join("n2", 2);
-    let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+    let verdict = DownDecision { incarnation: run(1), why: "downed".to_owned() };
     desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
     desk.pass(Duration::from_secs(1));
     assert_eq!(desk.failure("n2"), None);
@@ -912,7 +914,7 @@ fn a_leader_that_can_t_write_its_record_says_so_until_it_can() {
         assert_eq!(desk.machine.unwritten(), None, "whoever asked was told");
 
         if verdict {
-            let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+            let verdict = DownDecision { incarnation: run(1), why: "downed".to_owned() };
             desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
         } else {
             // One of them is suspended, which takes more room than there is.
@@ -931,7 +933,7 @@ fn a_leader_that_can_t_write_its_record_says_so_until_it_can() {
         desk.pass(Settings::fast().rebalance_check + Duration::from_secs(5));
         if verdict {
             assert!(desk.machine.unwritten().is_some(), "it is still to be written");
-            let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+            let verdict = DownDecision { incarnation: run(1), why: "downed".to_owned() };
             desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
             desk.pass(Duration::from_secs(1));
         }
@@ -1480,7 +1482,7 @@ fn what_others_wait_for_is_told_at_once_and_takes_the_members_along() {
     assert_eq!(status(&desk, "n5"), Some(NodeStatus::Active));
 
     let mut desk = begin();
-    let verdict = Verdict { incarnation: run(1), why: "downed".to_owned() };
+    let verdict = DownDecision { incarnation: run(1), why: "downed".to_owned() };
     desk.machine.on_verdicts(&[(id("n2"), verdict)].into());
     desk.pass(Duration::ZERO);
     assert!(desk.failure("n2").expect("written").downed);

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_core::{
     Clock, Epoch, Incarnation, Moment, NodeId, ShardCount, ShardId, ShardMap, TableName, TableUid,
+    sleep_until,
 };
 use futures::FutureExt;
 use tokio::sync::{OwnedMutexGuard, watch};
@@ -23,7 +24,7 @@ use super::lanes::{Attempt, FLIGHT_BYTES_MAX, Message, Number, Rest, Said};
 use super::seen::{Check, Seen};
 use super::{ASK_LIMIT_MAX, Handler, Mail, MailboxLimits, SenderRun};
 use crate::region::{Host, HostError, ShardFence};
-use crate::shared::{SLEEP_MAX, Shared};
+use crate::shared::Shared;
 use crate::telemetry;
 use crate::transport::Incoming;
 
@@ -240,7 +241,7 @@ impl Inbox {
             let done = tokio::select! {
                 biased;
                 done = &mut work => Some(done),
-                () = self.sleep_until(until) => None,
+                () = sleep_until(&*self.clock, until) => None,
             };
             let Some((said, held)) = done else {
                 // It goes on; only nobody waits for it here.
@@ -275,7 +276,7 @@ impl Inbox {
             () = place.leave.cancelled() => Err(Rest::NotHere),
             () = hosted.closed.cancelled() => Err(Rest::NotHere),
             turn = turn.lock_owned() => Ok(turn),
-            () = self.sleep_until(until) => Err(Rest::Later),
+            () = sleep_until(&*self.clock, until) => Err(Rest::Later),
         }
     }
 
@@ -374,16 +375,6 @@ impl Inbox {
                 lock(&seen).answered(sender, shard, number, answer.clone());
             }
             (said, turn)
-        }
-    }
-
-    async fn sleep_until(&self, until: Moment) {
-        loop {
-            let left = until.since(self.clock.now());
-            if left.is_zero() {
-                return;
-            }
-            tokio::time::sleep(left.min(SLEEP_MAX)).await;
         }
     }
 }

@@ -10,7 +10,7 @@ use futures::future::join_all;
 use super::inbox::{Inbox, Inboxes};
 use super::outbox::Outbox;
 use super::{Mailbox, MailboxLimits};
-use crate::coordinator::Spec;
+use crate::model::TableSpec;
 use crate::shared::Shared;
 use crate::transport::Transport;
 
@@ -33,7 +33,7 @@ impl Mailboxes {
         let Some((transport, limits)) = mailing else {
             return Self { transport: None, outboxes: BTreeMap::new() };
         };
-        let outbox = |(name, spec): (&TableName, &Spec)| {
+        let outbox = |(name, spec): (&TableName, &TableSpec)| {
             let (transport, inbox) = (Arc::clone(&transport), inboxes.get(name).cloned());
             let shards = spec.header.shards;
             let shared = Arc::clone(shared);

@@ -20,10 +20,12 @@ use super::lanes::{
 use super::{MailboxLimits, SenderRun};
 use crate::handoff::Handoff;
 use crate::record::TableNote;
-use crate::shared::{SLEEP_MAX, Shared};
+use crate::shared::Shared;
 use crate::telemetry::Buffered;
 use crate::transport::{Recipient, Transport};
 
+/// How often a shard is looked at although nothing was heard.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long what was given up has to notice that.
 const CUT_WAIT: Duration = Duration::from_secs(1);
 
@@ -147,13 +149,14 @@ impl Outbox {
                 Step::Tell(waiter, ending) => waiter.tell(ending),
                 Step::Wait(until) => {
                     debug_assert!(until.is_none_or(|until| until > now), "it would spin");
-                    let until = until.unwrap_or(now.plus(SLEEP_MAX));
+                    let next_look = now.plus(LOOK_EVERY);
+                    let until = until.map_or(next_look, |until| until.min(next_look));
                     tokio::select! {
                         biased;
                         () = self.cut.cancelled() => return,
                         () = self.closed.cancelled(), if !self.closed.is_cancelled() => {}
                         Ok(()) = maps.changed() => {}
-                        () = self.shared.sleep_until(until.min(now.plus(SLEEP_MAX))) => {}
+                        () = self.shared.sleep_until(until) => {}
                     }
                 }
                 Step::Send { attempt, target, messages, deadline } => {

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use coord_core::session::default_margin;
 use coord_core::{
     Incarnation, Load, Moment, NodeId, NodeInfo, Registration, Replace, Report, TableName,
     UNREACHABLE_MAX,
 };
 
-use crate::shared::Told;
+use crate::model::TableLoad;
 
 /// What happened to the registration.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,7 +140,7 @@ impl Registrar {
     }
 
     /// How busy the shards of each table are, as which run; the next heartbeat tells it.
-    pub(crate) fn on_loads(&mut self, loads: &BTreeMap<TableName, Told>) {
+    pub(crate) fn on_loads(&mut self, loads: &BTreeMap<TableName, TableLoad>) {
         let mine = || loads.iter().filter(|(_, told)| told.run == self.info.incarnation);
         if mine().next().is_none() {
             return;
@@ -252,7 +253,7 @@ impl Registrar {
 
     fn hold(&mut self, registration: Registration, jitter: f64, now: Moment) -> Option<Registered> {
         let ttl = registration.ttl.get();
-        let deadline = self.sent.plus(ttl).minus(crate::Settings::margin(ttl));
+        let deadline = self.sent.plus(ttl).minus(default_margin(ttl));
         // A late success revives nothing: what was lost meanwhile stays lost, and a registration that
         // comes after its own deadline is let expire.
         let current = registration.incarnation == self.info.incarnation;
@@ -548,7 +549,7 @@ mod tests {
         let table = TableName::new("orders").expect("name");
         let told = |run| {
             let sum = Load::new(5.0).expect("finite");
-            BTreeMap::from([(table.clone(), Told { run, report: report.clone(), sum })])
+            BTreeMap::from([(table.clone(), TableLoad { run, report: report.clone(), sum })])
         };
         registrar.on_loads(&told(Incarnation::from_u128(9)));
         registrar.on_loads(&told(run));

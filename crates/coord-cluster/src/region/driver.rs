@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 use super::hosting::{Hosting, Order, Times, Turn};
 use super::sampler::{Sample, Sampler};
 use super::{Host, HostError, ShardFence, ShardToken};
-use crate::coordinator::Spec;
 use crate::gate::Permit;
-use crate::shared::{Ending, Shared, Told};
+use crate::model::{TableLoad, TableSpec};
+use crate::shared::{Ending, Shared};
 
 /// How many shards may be ready before the region has taken it in.
 const STARTED_MAX: usize = 64;
@@ -48,7 +48,7 @@ pub(crate) async fn run(shared: Arc<Shared>, table: TableName, host: Option<Arc<
 
 /// None for a table whose strategy does not go by loads.
 fn sampler(shared: &Shared, table: &TableName) -> Option<Sampler> {
-    let wants = |spec: &&Spec| spec.strategy.wants_loads();
+    let wants = |spec: &&TableSpec| spec.strategy.wants_loads();
     shared.specs.get(table).filter(wants)?;
     let tables = shared.specs.values().filter(wants).count().max(1);
     let seed = shared.gate.standing().map_or(0, |standing| standing.incarnation.as_u128());
@@ -189,7 +189,7 @@ impl Region {
         let sum: f64 = sample.loads.iter().map(|(_, load)| load).filter(|load| **load >= 0.0).sum();
         if let Some(report) = sampler.take(sample, now) {
             let told =
-                Told { run, report: report.clone(), sum: Load::new(sum).unwrap_or_default() };
+                TableLoad { run, report: report.clone(), sum: Load::new(sum).unwrap_or_default() };
             self.shared.loads.send_modify(|all| {
                 all.insert(self.table.clone(), told);
             });

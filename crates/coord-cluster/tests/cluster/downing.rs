@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coord_cluster::detector::Probe;
+use coord_cluster::Probe;
 use coord_cluster::downing::{DownReason, DowningSettings, Posture, Strategy};
 use coord_cluster::{Cluster, EventKind, Events, Host, HostError, Settings, ShardFence, Table};
 use coord_conformance::faults::{FaultControl, Faulty};

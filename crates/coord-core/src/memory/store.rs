@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 
-use super::SCHEME;
 use super::discovery::LiveNode;
 use super::lease::HeldLease;
 use super::placement::OpenRequest;
@@ -18,6 +17,7 @@ use crate::placement::RequestEvent;
 use crate::types::{
     ClusterName, Incarnation, LeaseName, NodeId, Origin, RequestId, Revision, Table, TableName,
 };
+use crate::url::MEMORY_SCHEME;
 
 /// How many events a watch of all nodes or all requests may fall behind before it gets a snapshot.
 const EVENTS_MAX: usize = 256;
@@ -102,7 +102,7 @@ impl Store {
     }
 
     fn new(identity: Incarnation, cluster: &ClusterName, terms: Arc<AtomicU64>) -> Self {
-        let origin = Origin::new(format!("{SCHEME}:{identity}/{cluster}"));
+        let origin = Origin::new(format!("{MEMORY_SCHEME}:{identity}/{cluster}"));
         let state = State {
             origin: origin.clone(),
             terms,

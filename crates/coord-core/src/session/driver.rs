@@ -2,7 +2,6 @@
 
 use std::future::{Future, pending};
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::sync::oneshot::error::TryRecvError;
@@ -10,31 +9,17 @@ use tokio::sync::{oneshot, watch};
 
 use super::builder::{LeaseState, Leases, OnRetry, TryAcquire};
 use super::candidate::{Candidate, Verdict};
-use super::guard::{HeldLease, LeaseGuard, Lost, StopOrder};
-use super::machine::{Action, Holding, Stop};
+use super::guard::{HeldLease, LeaseGuard, Lost, Stop, StopOrder};
+use super::machine::{Action, Holding};
 use super::timing::Timing;
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Acquire, LeaseEvent, Release};
 use crate::types::{AcquireRequest, AttemptId, Grant, LeaseRecord};
 use crate::watch::{Watched, Watcher};
 
-/// A sleep is cut into pieces of this length: the runtime's timers stand still while the machine is
-/// suspended, and the clock does not, so that what ran out meanwhile is noticed this soon.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// How often an attempt that may have been granted is looked up before its TTL is left to end it.
 const SETTLE_TRIES: u32 = 3;
-
-/// Sleeps until the clock shows `until`.
-pub(super) async fn sleep_until(clock: &dyn Clock, until: Moment) {
-    loop {
-        let left = until.since(clock.now());
-        if left.is_zero() {
-            return;
-        }
-        tokio::time::sleep(left.min(SLEEP_MAX)).await;
-    }
-}
 
 /// The answer to a request, or an error once the clock shows `until`. A panic in the backend is an
 /// error as well.

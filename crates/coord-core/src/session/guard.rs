@@ -13,12 +13,19 @@ use std::time::Duration;
 use futures::FutureExt;
 use tokio::sync::{oneshot, watch};
 
-use super::driver::sleep_until;
-use super::machine::Stop;
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, Moment, sleep_until};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Release;
 use crate::types::{Fence, Grant, LeaseName, LeaseRecord};
+
+/// What the holder wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// End the grant in the store.
+    Release,
+    /// Leave it to its TTL.
+    Abandon,
+}
 
 /// How a tenure ended; exactly one for each term.
 #[non_exhaustive]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::guard::Lost;
+use super::guard::{Lost, Stop};
 use super::timing::Timing;
 use crate::backoff::Jitter;
 use crate::clock::Moment;
@@ -24,15 +24,6 @@ pub(super) enum Action {
     Release(Moment),
     /// Nothing any more.
     Finish,
-}
-
-/// What the holder wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// End the grant in the store.
-    Release,
-    /// Leave it to its TTL.
-    Abandon,
 }
 
 /// One tenure, from the grant to its end.

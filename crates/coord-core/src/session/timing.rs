@@ -13,6 +13,13 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 const RELEASE_JITTER: Duration = Duration::from_millis(30);
 const EXPIRY_JITTER_MAX: Duration = Duration::from_millis(500);
 
+/// How long before a TTL ends its holder stops, unless another margin is chosen: a tenth of it, and at least
+/// 100 ms.
+#[must_use]
+pub fn default_margin(ttl: Duration) -> Duration {
+    (ttl / 10).max(MARGIN_MIN)
+}
+
 /// What a caller asked for; what is absent follows from the TTL.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
@@ -107,7 +114,7 @@ impl Timing {
     /// How long before the store may end a grant of this TTL its holder stops: a tenth of it and at
     /// least 100 ms, unless the caller chose another margin.
     pub(super) fn margin(&self, granted: Ttl) -> Duration {
-        self.margin.unwrap_or_else(|| (granted.get() / 10).max(MARGIN_MIN))
+        self.margin.unwrap_or_else(|| default_margin(granted.get()))
     }
 
     /// These times for a grant whose TTL differs from the one that was asked for.

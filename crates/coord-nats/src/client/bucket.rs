@@ -12,14 +12,11 @@ use coord_core::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use super::expiry::time_of;
+use super::expiry::{MARKER_TTL, time_of};
 use super::{Client, Condition, Expiry, Opened, Put};
 use crate::config::{Config, Storage};
 use crate::error::{NO_STREAM, Refusal, STREAM_DIFFERS, is_unanswerable};
 
-/// How long the marker of a record that ran out stays. The server raises shorter TTLs to it, so it
-/// is the shortest there is.
-pub(crate) const MARKER_TTL: Duration = Duration::from_secs(1);
 /// How often a bucket is looked for that the servers have still to tell each other of.
 const REACH_PAUSE: Duration = Duration::from_millis(50);
 /// Servers of these versions, from the first to before the second, let records run out only when no

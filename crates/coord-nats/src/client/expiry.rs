@@ -16,9 +16,12 @@ use coord_core::{ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use super::{Client, Condition, Last, MARKER_TTL, Outcome, Put};
+use super::{Client, Condition, Last, Outcome, Put};
 use crate::RACES_MAX;
 
+/// How long the marker of a record that ran out stays. The server raises shorter TTLs to it, so it
+/// is the shortest there is.
+pub(crate) const MARKER_TTL: Duration = Duration::from_secs(1);
 /// How long a record lives, in milliseconds.
 pub(super) const TTL_MS: &str = "Coord-TTL";
 /// Stands in the marker of a record that ran out.

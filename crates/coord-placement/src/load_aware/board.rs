@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use crate::input::{Input, NOBODY, mix};
+use crate::loads::ShardLoads;
 use crate::plan::{Plan, Reason, Unsatisfied};
 use crate::quota::zone_limits;
 use crate::rules::Rules;
@@ -21,7 +22,7 @@ pub(super) fn plan(input: Input<'_>, band: u16, churn: u16) -> Plan {
     let wanted = replicas.min(zone_sizes.iter().sum());
     let (rules, mut problems) = Rules::new(&input, wanted);
     let loads = input.settings.loads.as_deref();
-    if let Some((shards, first)) = loads.and_then(super::ShardLoads::unusable) {
+    if let Some((shards, first)) = loads.and_then(ShardLoads::unusable) {
         problems.push(Unsatisfied::LoadUnusable { shards, first });
     }
     let limits = zone_limits(&zone_sizes, wanted);

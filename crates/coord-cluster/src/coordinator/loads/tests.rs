@@ -4,7 +4,7 @@ use coord_core::{
 };
 
 use super::*;
-use crate::membership::Judging;
+use crate::member_view::Judging;
 
 const JUDGING: Judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
 const UID: TableUid = TableUid::from_u128(1);

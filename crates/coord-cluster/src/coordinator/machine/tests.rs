@@ -11,9 +11,10 @@ use coord_placement::Balanced;
 use proptest::prelude::*;
 
 use super::*;
+use crate::Settings;
 use crate::gate::Standing;
 use crate::invariants::{Evidence, Hosting as May, Hosts, check};
-use crate::membership::{Absence, MayRun};
+use crate::member_view::Judging;
 use crate::region::{Hosting, Order, Times};
 
 const SHARDS: u32 = 12;
@@ -138,7 +139,7 @@ impl Process {
 struct World {
     now: Moment,
     rules: Rules,
-    specs: BTreeMap<TableName, Spec>,
+    specs: BTreeMap<TableName, TableSpec>,
     stored: BTreeMap<TableName, (Fence, Arc<ShardMap>)>,
     registered: BTreeMap<NodeId, (NodeRecord, Moment)>,
     /// Runs whose end the observers have told of.
@@ -165,7 +166,7 @@ impl World {
             (rules.gather_from, rules.told_per_second, rules.places) = (2, 3, 3);
         }
         let header = TableHeader::new(ShardCount::new(SHARDS).expect("count"));
-        let spec = Spec { header, strategy: Arc::new(Balanced::default()), handoff };
+        let spec = TableSpec { header, strategy: Arc::new(Balanced::default()), handoff };
         let now = Moment::from_origin(Duration::from_secs(3600));
         let mut world = Self {
             now,
@@ -272,7 +273,7 @@ impl World {
                 let node = id(number);
                 let Some(Presence::Present(seen)) = self.view.presence(&node) else { return };
                 let (incarnation, why) = (seen.info.incarnation, "downed".to_owned());
-                let verdicts = [(node, Verdict { incarnation, why })].into();
+                let verdicts = [(node, DownDecision { incarnation, why })].into();
                 self.leaders.last_mut().expect("one").machine.on_verdicts(&verdicts);
             }
             Act::Pass(time) => {

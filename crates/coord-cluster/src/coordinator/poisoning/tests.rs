@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use coord_core::{
     Address, AttemptId, Fence, LeaseName, NodeEntry, NodeStatus, Origin, ShardCount, TableHeader,
-    Term,
+    TableUid, Term,
 };
 
 use super::*;
 use crate::Settings;
-use crate::membership::Judging;
+use crate::member_view::Judging;
 use crate::poison::PoisonSettings;
 
 const JUDGING: Judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
@@ -57,7 +57,7 @@ fn shard(number: u32) -> TableShard {
 
 #[test]
 fn a_version_is_as_old_as_its_first_sight_and_what_was_there_before_is_older() {
-    let mut seen = Seen::default();
+    let mut seen = VersionTimes::default();
     let maps: Vec<_> = (1..=4_u16)
         .scan(empty(1), |base, number| {
             *base = after(base, number);
@@ -82,7 +82,7 @@ fn a_version_is_as_old_as_its_first_sight_and_what_was_there_before_is_older() {
 /// The shards of a table go from one crashed host to the next, under one leader or under two.
 fn parked_after_three(hands_over_after: Option<u16>, shards: u32) -> usize {
     let (rules, view) = (rules(), View::default());
-    let (mut map, mut seen) = (empty(shards), Seen::default());
+    let (mut map, mut seen) = (empty(shards), VersionTimes::default());
     seen.note(&map, at(0));
     let mut record = ClusterRecord::default();
     let mut poison = Poisoning::resume(&rules, &record, &BTreeMap::new(), at(0)).expect("on");
@@ -158,7 +158,7 @@ fn a_leader_hears_of_the_most_suspect_shards_only() {
 #[test]
 fn a_run_that_was_given_nothing_lately_accuses_nobody() {
     let first = after(&empty(4), 1);
-    let mut seen = Seen::default();
+    let mut seen = VersionTimes::default();
     seen.note(&first, at(10));
     let name = table();
     let hosted = |map| Hosted { name: &name, map, seen: &seen, handoff: Handoff::Exclusive };

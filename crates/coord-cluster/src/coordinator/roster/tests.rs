@@ -2,7 +2,7 @@ use coord_core::{Address, Label, ShardCount, TableHeader, TableUid, Ttl};
 
 use super::*;
 use crate::Settings;
-use crate::membership::Judging;
+use crate::member_view::Judging;
 
 fn id(name: &str) -> NodeId {
     NodeId::new(name).expect("name")

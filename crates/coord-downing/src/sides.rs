@@ -5,25 +5,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coord_core::{Label, NodeId};
 
-use super::view::{Member, View};
+use crate::view::{Member, View};
 
 /// The members, parted as this node sees it. Every node of one side that knows the same rows finds the
 /// same parts.
 #[derive(Debug)]
-pub(super) struct Sides<'a> {
+pub(crate) struct Sides<'a> {
     /// Those of this node's group who all reach each other.
-    pub(super) mine: Vec<&'a Member>,
+    pub(crate) mine: Vec<&'a Member>,
     /// Those of this node's group who have to go, so that the rest reach each other.
-    pub(super) cut: Vec<&'a Member>,
+    pub(crate) cut: Vec<&'a Member>,
     /// Those whom the group does not reach.
-    pub(super) other: Vec<&'a Member>,
+    pub(crate) other: Vec<&'a Member>,
     /// Joining nodes that the group does not reach: the other side may count them by now.
-    pub(super) joining: Vec<&'a Member>,
+    pub(crate) joining: Vec<&'a Member>,
 }
 
 /// The part of [`Sides`] that a member belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     Mine,
     Cut,
     Other,
@@ -32,7 +32,7 @@ pub(super) enum Part {
 impl<'a> Sides<'a> {
     /// Parts the members. `keep` is not cut out whatever it fails to reach; between two equals, one with
     /// the role stays.
-    pub(super) fn of(view: &'a View, role: Option<&Label>, keep: Option<&NodeId>) -> Self {
+    pub(crate) fn of(view: &'a View, role: Option<&Label>, keep: Option<&NodeId>) -> Self {
         let group = group(view);
         let cut = cut(view, &group, role, keep);
         let (mut mine, mut gone, mut other) = (Vec::new(), Vec::new(), Vec::new());
@@ -56,16 +56,16 @@ impl<'a> Sides<'a> {
     }
 
     /// Whether there is anything to decide.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.cut.is_empty() && self.other.is_empty()
     }
 
-    pub(super) fn is_mine(&self, id: &NodeId) -> bool {
+    pub(crate) fn is_mine(&self, id: &NodeId) -> bool {
         self.mine.iter().any(|member| member.id == *id)
     }
 
     /// Where each member is.
-    pub(super) fn parts(&self) -> BTreeMap<NodeId, Part> {
+    pub(crate) fn parts(&self) -> BTreeMap<NodeId, Part> {
         let parts = [(&self.mine, Part::Mine), (&self.cut, Part::Cut), (&self.other, Part::Other)];
         let placed = |(members, part): (&Vec<&Member>, _)| -> Vec<_> {
             members.iter().map(|member| (member.id.clone(), part)).collect()
@@ -74,7 +74,7 @@ impl<'a> Sides<'a> {
     }
 
     /// Everybody whom this side has to down if it goes on.
-    pub(super) fn losers(&self) -> BTreeSet<NodeId> {
+    pub(crate) fn losers(&self) -> BTreeSet<NodeId> {
         self.cut.iter().chain(&self.other).map(|member| member.id.clone()).collect()
     }
 }

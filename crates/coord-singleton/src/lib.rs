@@ -18,7 +18,7 @@
 //!
 //! ```
 //! # use coord_core::{Backend, ClusterName, Incarnation, Leases, MemoryBackend, NodeId};
-//! use coord_cluster::singleton::{Ended, Next, Singleton};
+//! use coord_singleton::{Ended, Next, Singleton};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> coord_core::Result<()> {
@@ -33,9 +33,15 @@
 //! # }
 //! ```
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod builder;
 mod driver;
 mod machine;
+mod metrics;
 #[cfg(test)]
 mod tests;
 
@@ -184,7 +190,7 @@ pub struct Singleton {
 
 impl Singleton {
     /// Describes a job that runs wherever the lease of this name is held. All nodes name the same lease.
-    /// In a cluster, [`Cluster::singleton`](crate::Cluster::singleton) ends it with the node.
+    /// In a cluster, `Cluster::singleton` ends it with the node.
     ///
     /// # Errors
     /// `Invalid` for a bad name.

@@ -6,7 +6,7 @@ use coord_core::Moment;
 
 /// How quiet it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Calm {
+pub(crate) enum Calm {
     /// Things changed a short while ago: look again then.
     NotYet(Moment),
     /// Nothing has changed since this moment, which is long enough ago.
@@ -17,7 +17,7 @@ pub(super) enum Calm {
 
 /// What a member that changed sides says of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shift {
+pub(crate) enum Shift {
     /// Nodes were lost that were reached before, and none came back.
     Loss,
     /// A node is reached again, or was lost once more.
@@ -26,7 +26,7 @@ pub(super) enum Shift {
 
 /// From the first unreachable member on: when things changed last.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stability {
+pub(crate) struct Stability {
     stable_after: Duration,
     unrest_limit: Option<Duration>,
     /// Whether the decision comes at the limit of unrest, whatever still changes.
@@ -53,24 +53,24 @@ impl Trouble {
 }
 
 impl Stability {
-    pub(super) fn new(stable_after: Duration, unrest_limit: Option<Duration>) -> Self {
+    pub(crate) fn new(stable_after: Duration, unrest_limit: Option<Duration>) -> Self {
         Self { stable_after, unrest_limit, in_time: false, trouble: None }
     }
 
     /// Nothing puts the decision off for longer than the limit of unrest: a lease is held for a while only,
     /// and the other side must not get it after all.
-    pub(super) fn in_time(self) -> Self {
+    pub(crate) fn in_time(self) -> Self {
         Self { in_time: true, ..self }
     }
 
     /// Everybody is reachable.
-    pub(super) fn on_quiet(&mut self) {
+    pub(crate) fn on_quiet(&mut self) {
         self.trouble = None;
     }
 
     /// A member became reachable or unreachable, and somebody is unreachable. The wait begins anew. Members
     /// that are lost one after the other and stay lost are no unrest: there is an end to it.
-    pub(super) fn on_shift(&mut self, shift: Shift, now: Moment) {
+    pub(crate) fn on_shift(&mut self, shift: Shift, now: Moment) {
         // After a long quiet it is another trouble.
         let recent = |since: Moment| now.since(since) < self.stable_after.saturating_mul(2);
         let before = self.trouble.filter(|trouble| recent(trouble.shifted));
@@ -88,17 +88,17 @@ impl Stability {
 
     /// Members came or went, and somebody is unreachable. The wait begins anew, and it is no unrest: there
     /// is an end to it, and all nodes that decide see the same.
-    pub(super) fn on_members(&mut self, now: Moment) {
+    pub(crate) fn on_members(&mut self, now: Moment) {
         self.trouble.get_or_insert(Trouble::new(now)).last = now;
     }
 
     /// If there is trouble, its wait begins anew.
-    pub(super) fn restart(&mut self, now: Moment) {
+    pub(crate) fn restart(&mut self, now: Moment) {
         self.trouble = self.trouble.map(|_| Trouble::new(now));
     }
 
     /// This process was stalled for so long, and saw nothing of what changed meanwhile.
-    pub(super) fn on_stall(&mut self, stalled: Duration) {
+    pub(crate) fn on_stall(&mut self, stalled: Duration) {
         if let Some(Trouble { first, unrest, shifted, last }) = &mut self.trouble {
             let unrest = unrest.iter_mut().flat_map(|(first, last)| [first, last]);
             for moment in unrest.chain([first, shifted, last]) {
@@ -108,7 +108,7 @@ impl Stability {
     }
 
     /// How quiet it is; none if everybody is reachable.
-    pub(super) fn calm(&self, now: Moment) -> Option<Calm> {
+    pub(crate) fn calm(&self, now: Moment) -> Option<Calm> {
         let Trouble { first, unrest, shifted, last } = self.trouble?;
         let stable = last.plus(self.stable_after);
         if now >= stable {

@@ -4,26 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coord_core::{Incarnation, Label, NodeEntry, NodeId, NodeStatus, ShardMap, Version};
 
-use super::view::{Member, View};
-use crate::membership;
+use crate::downing::{Member, View};
+use crate::member_view;
 use crate::record::ClusterRecord;
 
 /// What the watches show, and whose view it is.
-pub(super) struct Sources<'a> {
+pub(super) struct Snapshot<'a> {
     pub(super) me: &'a NodeId,
     /// This node's run, while it is registered.
     pub(super) run: Option<Incarnation>,
     pub(super) cluster: &'a ShardMap,
     pub(super) record: &'a ClusterRecord,
     /// All registrations.
-    pub(super) nodes: &'a membership::View,
+    pub(super) nodes: &'a member_view::View,
     /// The role that counts, if not all members do.
     pub(super) role: Option<&'a Label>,
 }
 
 /// The members, and what they tell.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scene {
+pub(super) struct Inputs {
     members: Vec<Member>,
     /// The other members, and who is joining: those that are probed.
     pub(super) peers: BTreeMap<NodeId, NodeEntry>,
@@ -31,27 +31,27 @@ pub(super) struct Scene {
     rows: BTreeMap<NodeId, BTreeSet<NodeId>>,
 }
 
-impl Scene {
-    pub(super) fn of(sources: &Sources<'_>) -> Self {
-        let mut scene = Self::default();
-        for entry in sources.cluster.nodes().iter().flatten() {
-            if entry.id == *sources.me {
-                scene.members.extend(sources.myself(entry));
+impl Inputs {
+    pub(super) fn of(snapshot: &Snapshot<'_>) -> Self {
+        let mut inputs = Self::default();
+        for entry in snapshot.cluster.nodes().iter().flatten() {
+            if entry.id == *snapshot.me {
+                inputs.members.extend(snapshot.myself(entry));
                 continue;
             }
-            scene.members.push(sources.member(entry, entry.status));
+            inputs.members.push(snapshot.member(entry, entry.status));
             if entry.status.may_host() || entry.status == NodeStatus::Discovered {
-                scene.peers.insert(entry.id.clone(), entry.clone());
+                inputs.peers.insert(entry.id.clone(), entry.clone());
             }
         }
-        for seen in sources.nodes.present() {
-            let peer = scene.peers.get(&seen.info.id);
+        for seen in snapshot.nodes.present() {
+            let peer = inputs.peers.get(&seen.info.id);
             let current = peer.is_some_and(|peer| peer.incarnation == seen.info.incarnation);
             if let Some(row) = seen.info.unreachable.as_ref().filter(|_| current) {
-                scene.rows.insert(seen.info.id.clone(), row.clone());
+                inputs.rows.insert(seen.info.id.clone(), row.clone());
             }
         }
-        scene
+        inputs
     }
 
     /// Whether a node is Active or Draining.
@@ -69,7 +69,7 @@ impl Scene {
     }
 }
 
-impl Sources<'_> {
+impl Snapshot<'_> {
     /// This node as a member; none while this very run of it is not one that may decide.
     fn myself(&self, entry: &NodeEntry) -> Option<Member> {
         if self.run != Some(entry.incarnation) {
@@ -110,7 +110,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::membership::Judging;
+    use crate::member_view::Judging;
     use crate::record::Failure;
 
     fn id(n: u8) -> NodeId {
@@ -154,9 +154,9 @@ mod tests {
         NodeRecord::new(info, Ttl::from_secs(9).expect("ttl"), Revision::from_u64(1))
     }
 
-    fn nodes(records: Vec<NodeRecord>) -> membership::View {
+    fn nodes(records: Vec<NodeRecord>) -> member_view::View {
         let judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
-        let mut view = membership::View::default();
+        let mut view = member_view::View::default();
         let now = Moment::from_origin(Duration::ZERO);
         view.on_event(NodeEvent::Snapshot(records), judging, now);
         view
@@ -172,7 +172,7 @@ mod tests {
         ]);
         let (me, record, role) =
             (id(1), ClusterRecord::default(), Label::new("core").expect("label"));
-        let mut sources = Sources {
+        let mut snapshot = Snapshot {
             me: &me,
             run: Some(run(1)),
             cluster: &cluster,
@@ -180,9 +180,9 @@ mod tests {
             nodes: &nodes,
             role: None,
         };
-        let scene = Scene::of(&sources);
-        assert_eq!(scene.peers.keys().cloned().collect::<Vec<_>>(), [id(2), id(3), id(4)]);
-        let view = scene.view(&me, &BTreeSet::new(), true);
+        let inputs = Inputs::of(&snapshot);
+        assert_eq!(inputs.peers.keys().cloned().collect::<Vec<_>>(), [id(2), id(3), id(4)]);
+        let view = inputs.view(&me, &BTreeSet::new(), true);
         let counted: Vec<_> =
             view.counted().map(|member| (member.id.clone(), member.since)).collect();
         let expected =
@@ -190,12 +190,12 @@ mod tests {
         assert_eq!(counted, expected);
         assert!(view.is_broken(&id(2), &id(3)));
         assert!(!view.is_broken(&id(1), &id(3)), "a row of another run says nothing");
-        let alone = scene.view(&me, &[id(3)].into(), false);
+        let alone = inputs.view(&me, &[id(3)].into(), false);
         assert!(alone.is_broken(&id(1), &id(3)) && !alone.is_broken(&id(2), &id(3)));
 
         let unseen = self::nodes(vec![registered(1, run(1), None), registered(2, run(2), None)]);
-        sources = Sources { nodes: &unseen, role: Some(&role), ..sources };
-        let view = Scene::of(&sources).view(&me, &BTreeSet::new(), true);
+        snapshot = Snapshot { nodes: &unseen, role: Some(&role), ..snapshot };
+        let view = Inputs::of(&snapshot).view(&me, &BTreeSet::new(), true);
         assert_eq!(view.counted().count(), 2, "nobody told this node of n3's roles");
         assert_eq!(view.joining().filter(|member| member.has_role(Some(&role))).count(), 1);
     }
@@ -218,8 +218,8 @@ mod tests {
         let nodes = nodes(vec![registered(1, run(1), None)]);
         let mine = |cluster: &ShardMap, record: &ClusterRecord, run| {
             let me = id(1);
-            let sources = Sources { me: &me, run, cluster, record, nodes: &nodes, role: None };
-            let view = Scene::of(&sources).view(&me, &BTreeSet::new(), true);
+            let snapshot = Snapshot { me: &me, run, cluster, record, nodes: &nodes, role: None };
+            let view = Inputs::of(&snapshot).view(&me, &BTreeSet::new(), true);
             view.member(&me).map(|me| me.status)
         };
         let calm = ClusterRecord::default();

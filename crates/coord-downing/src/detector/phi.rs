@@ -7,7 +7,7 @@ use std::time::Duration;
 use coord_core::{Error, Incarnation, Moment, NodeId, Result};
 
 use super::FailureDetector;
-use crate::downing::Reach;
+use crate::Reach;
 
 /// The largest threshold. Long before the tail of the distribution is too thin for an f64.
 pub const PHI_MAX: f64 = 100.0;

@@ -7,20 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::session::{LeaseGuard, Leases, TryAcquire};
-use coord_core::{Error, Incarnation, LeaseName, Moment, NodeId, Result, TableName};
+use coord_core::{Error, LeaseName, Moment, NodeId, Result};
 
-use super::machine::{DownReason, Downing, LeaseAnswer, Step};
+use super::Probe;
+use super::inputs::{Inputs, Snapshot};
 use super::peers::Peers;
-use super::posture::{Posture, Reach};
-use super::scene::{Scene, Sources};
-use super::settings::{DowningSettings, Strategy};
-use super::strategy::Warning;
-use crate::coordinator::Verdict;
-use crate::detector::{FailureDetector, Probe};
+use crate::downing::detector::FailureDetector;
+use crate::downing::{
+    Downing, DowningSettings, LeaseAnswer, Posture, Reach, Step, Strategy, Warning,
+};
 use crate::events::{Event, EventKind, EventSource};
-use crate::membership;
+use crate::member_view;
+use crate::model::DownDecision;
 use crate::observer::Observer;
-use crate::record::ClusterRecord;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
@@ -28,15 +27,15 @@ use crate::shared::Shared;
 const TICK: Duration = Duration::from_secs(1);
 type Asking = Pin<Box<dyn Future<Output = Result<TryAcquire>> + Send>>;
 
-/// What it takes to watch over one node.
-pub(crate) struct Watchman {
+/// What it takes to drive downing for one node.
+pub(crate) struct PartitionDriver {
     settings: DowningSettings,
     downing: Downing,
     peers: Peers,
 }
 
-impl Watchman {
-    /// A watchman where downing is chosen.
+impl PartitionDriver {
+    /// A driver where downing is chosen.
     ///
     /// # Errors
     /// `Invalid` for settings that contradict each other, or a probe or a detector without downing.
@@ -57,14 +56,14 @@ impl Watchman {
         Ok(Some(Self { downing: machine, settings: downing, peers }))
     }
 
-    /// Watches until the node's runtime ends, or ends it.
-    pub(crate) async fn watch(self, shared: Arc<Shared>) {
+    /// Drives until the node's runtime ends, or ends it.
+    pub(crate) async fn run(self, shared: Arc<Shared>) {
         let Self { settings, downing, peers } = self;
         let watch = Watch {
             settings,
             downing,
             peers,
-            scene: Scene::default(),
+            inputs: Inputs::default(),
             row: BTreeSet::new(),
             row_since: shared.clock.now(),
             tells: false,
@@ -84,7 +83,7 @@ struct Watch {
     settings: DowningSettings,
     downing: Downing,
     peers: Peers,
-    scene: Scene,
+    inputs: Inputs,
     /// Whom this node does not reach, and since when that has been so.
     row: BTreeSet<NodeId>,
     row_since: Moment,
@@ -110,7 +109,7 @@ impl Watch {
                 self.look(&seen, now);
             }
             let Some(wake) = self.act(now).await else { break };
-            let ask_at = self.peers.ask(&self.scene.peers, now);
+            let ask_at = self.peers.ask(&self.inputs.peers, now);
             let wake = wake.min(now.plus(TICK)).min(ask_at.unwrap_or(wake));
             debug_assert!(wake > now, "it would spin");
             tokio::select! {
@@ -140,24 +139,24 @@ impl Watch {
     }
 
     /// Takes in who the members are, whom of them this node reaches, and what they tell.
-    fn look(&mut self, nodes: &membership::View, now: Moment) {
+    fn look(&mut self, nodes: &member_view::View, now: Moment) {
         let shared = Arc::clone(&self.shared);
         let run = *shared.registered.borrow();
-        let scene = shared.look(|observer| {
+        let inputs = shared.look(|observer| {
             let cluster = observer.cluster()?;
             let (me, record, role) = (&shared.node, observer.record(), self.settings.role.as_ref());
-            Some(Scene::of(&Sources { me, run, cluster, record, nodes, role }))
+            Some(Inputs::of(&Snapshot { me, run, cluster, record, nodes, role }))
         });
-        let Some(scene) = scene else { return };
-        self.scene = scene;
+        let Some(inputs) = inputs else { return };
+        self.inputs = inputs;
         let away = shared.look(Observer::is_store_away);
-        self.peers.follow(&self.scene.peers, now);
+        self.peers.follow(&self.inputs.peers, now);
         self.peers.hear(nodes, away || !shared.judging.from_heartbeat, now);
         let row = self.peers.unreachable(now);
         if row != self.row {
             (self.row, self.row_since) = (row, now);
         }
-        let (known, member) = (self.peers.are_known(now), self.scene.is_member(&shared.node));
+        let (known, member) = (self.peers.are_known(now), self.inputs.is_member(&shared.node));
         self.tells = known || (member && self.tells);
         if self.peers.are_asked() {
             // Without probes all know the same, from the store.
@@ -177,7 +176,7 @@ impl Watch {
         let (away, with_others) = (away || mute, fresh && !away);
         let store = if away { Reach::Unreachable } else { Reach::Reachable };
         self.downing.on_store(store, now);
-        self.downing.on_view(self.scene.view(&shared.node, &self.row, with_others), now);
+        self.downing.on_view(self.inputs.view(&shared.node, &self.row, with_others), now);
         self.tell();
     }
 
@@ -209,13 +208,13 @@ impl Watch {
     }
 
     /// Which runs this side has downed and are still members.
-    fn verdicts(&self) -> BTreeMap<NodeId, Verdict> {
+    fn verdicts(&self) -> BTreeMap<NodeId, DownDecision> {
         let strategy = self.settings.strategy.as_str();
         let downed = self.downing.downed().into_iter().flatten();
         let verdict = |id: &NodeId| {
-            let incarnation = self.scene.peers.get(id)?.incarnation;
+            let incarnation = self.inputs.peers.get(id)?.incarnation;
             let why = format!("downed by {strategy}, seen from {}", self.shared.node);
-            Some((id.clone(), Verdict { incarnation, why }))
+            Some((id.clone(), DownDecision { incarnation, why }))
         };
         downed.filter_map(verdict).collect()
     }
@@ -303,30 +302,5 @@ async fn lost(lease: Option<&LeaseGuard>) {
     match lease {
         Some(guard) => drop(guard.lost().await),
         None => std::future::pending().await,
-    }
-}
-
-/// Before a process whose run was lost joins again, it reads whether that run was downed: then it goes
-/// down. The verdict is written before the eviction, so who was evicted finds it.
-pub(crate) async fn heed_verdict(shared: &Shared, run: Incarnation) {
-    let name = TableName::cluster();
-    loop {
-        match shared.call("load", shared.placement.load(&name)).await {
-            Ok(table) => {
-                let record = table.map(|table| ClusterRecord::read(table.map.annex()));
-                if record.is_some_and(|record| record.is_ok_and(|r| r.downed(&shared.node, run))) {
-                    shared.go_down(DownReason::DeclaredFailed);
-                }
-                return;
-            }
-            Err(error) if error.is_retryable() => {
-                let pause = shared.clock.now().plus(shared.settings.request_timeout);
-                shared.sleep_until(pause).await;
-            }
-            Err(error) => {
-                tracing::warn!(node = %shared.node, %error, "whether this node was downed can't be read");
-                return;
-            }
-        }
     }
 }

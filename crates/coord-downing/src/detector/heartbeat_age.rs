@@ -6,7 +6,7 @@ use std::time::Duration;
 use coord_core::{Incarnation, Moment, NodeId};
 
 use super::FailureDetector;
-use crate::downing::Reach;
+use crate::Reach;
 
 /// The default detector: a node is unreachable once its last heartbeat is `limit` old.
 #[derive(Clone, Debug)]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use coord_core::kit::duration::{self, show};
 use coord_core::{Error, Label, NODES_MAX, NodeId, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::detector::PHI_MAX;
-use crate::duration::{self, show};
+use crate::detector::{FailureDetector, HeartbeatAge, PHI_MAX, PhiAccrual, PhiSettings};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -165,7 +165,7 @@ pub struct DowningSettings {
     /// If set, only members with this role count; those without it follow the side they are on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<Label>,
-    /// How often each member is probed, where a [`Probe`](crate::detector::Probe) is given; 1 s.
+    /// How often each member is probed, where the cluster is given a probe; 1 s.
     #[serde(with = "duration")]
     pub probe_every: Duration,
     /// What judges from the answers, or from the heartbeats in Discovery, who can be reached.
@@ -249,8 +249,31 @@ impl DowningSettings {
         Err(Error::invalid("validate downing settings", faults.join("; ")))
     }
 
+    /// The detector that these settings name, for heartbeats that come in this interval. `limit` is the silence
+    /// after which a node counts as unreachable, where it goes by that and the settings name no other.
+    ///
+    /// # Errors
+    /// `Invalid` for a threshold or an interval that is none.
+    pub fn new_detector(
+        &self,
+        limit: Duration,
+        interval: Duration,
+    ) -> Result<Box<dyn FailureDetector>> {
+        Ok(match self.detector {
+            Detecting::HeartbeatAge { limit: named } => {
+                Box::new(HeartbeatAge::new(named.unwrap_or(limit)))
+            }
+            Detecting::PhiAccrual { threshold } => {
+                let settings = PhiSettings { threshold, ..PhiSettings::new(interval) };
+                Box::new(PhiAccrual::new(settings)?)
+            }
+        })
+    }
+
     /// Every contradiction.
-    pub(crate) fn faults(&self) -> Vec<String> {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut within = |name: &str, duration: Duration, least: Duration, most: Duration| {
             if !(least..=most).contains(&duration) {

@@ -4,13 +4,13 @@ use std::fmt;
 
 use coord_core::{Label, NodeId, NodeStatus};
 
-use super::settings::{DowningSettings, Strategy};
-use super::sides::Sides;
-use super::view::{Member, View};
+use crate::settings::{DowningSettings, Strategy};
+use crate::sides::Sides;
+use crate::view::{Member, View};
 
 /// What a strategy says of this node's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// It goes on.
     GoesOn,
     /// It goes down.
@@ -56,7 +56,7 @@ impl fmt::Display for Warning {
 }
 
 /// What is wrong with the settings for these members.
-pub(super) fn warnings(settings: &DowningSettings, view: &View) -> Vec<Warning> {
+pub(crate) fn warnings(settings: &DowningSettings, view: &View) -> Vec<Warning> {
     let role = settings.role.as_ref();
     let members = view.counted().filter(|member| member.has_role(role)).count();
     let mut found = Vec::new();
@@ -81,7 +81,7 @@ fn too_many(members: usize, quorum: u32) -> bool {
 }
 
 /// Who is never cut out of a group, since the strategy goes by it.
-pub(super) fn keeps(strategy: &Strategy) -> Option<&NodeId> {
+pub(crate) fn keeps(strategy: &Strategy) -> Option<&NodeId> {
     match strategy {
         Strategy::KeepReferee { referee } => Some(referee),
         _ => None,
@@ -89,14 +89,14 @@ pub(super) fn keeps(strategy: &Strategy) -> Option<&NodeId> {
 }
 
 /// Whether a quorum that is asked for was there at all.
-pub(super) fn is_formed(settings: &DowningSettings, view: &View) -> bool {
+pub(crate) fn is_formed(settings: &DowningSettings, view: &View) -> bool {
     let Strategy::StaticQuorum { quorum } = settings.strategy else { return true };
     let role = settings.role.as_ref();
     view.counted().filter(|member| member.has_role(role)).count() as u64 >= u64::from(quorum)
 }
 
 /// Whether this side goes on.
-pub(super) fn judge(settings: &DowningSettings, sides: &Sides<'_>) -> Verdict {
+pub(crate) fn judge(settings: &DowningSettings, sides: &Sides<'_>) -> Verdict {
     let counts = Counts::of(sides, settings.role.as_ref());
     let goes_on = match &settings.strategy {
         Strategy::LeaseMajority { .. } => {

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use coord_core::{Error, ErrorKind, Moment};
 
-use super::{Ended, Failure, Next};
+use crate::{Ended, Failure, Next};
 
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// The job may take this long to stop.
-    pub(super) stop_budget: Duration,
+    pub(crate) stop_budget: Duration,
     /// It has to begin within this.
-    pub(super) start_within: Duration,
-    pub(super) restart_pause: Duration,
-    pub(super) restart_pause_max: Duration,
+    pub(crate) start_within: Duration,
+    pub(crate) restart_pause: Duration,
+    pub(crate) restart_pause_max: Duration,
 }
 
 /// What the driver does next.
 #[derive(Clone, Debug)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     /// Acquire the lease.
     Acquire,
     /// Start the job.
@@ -39,7 +39,7 @@ pub(super) enum Turn {
 
 /// How a job's task ended.
 #[derive(Clone, Debug)]
-pub(super) enum JobEnd {
+pub(crate) enum JobEnd {
     Returned(Next),
     Panicked(String),
     /// It was dropped, by us or by its runtime.
@@ -48,7 +48,7 @@ pub(super) enum JobEnd {
 
 /// Where it stands.
 #[derive(Clone, Debug)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// It wants the lease.
     Waiting,
     /// The lease is held, and the job is to start.
@@ -67,7 +67,7 @@ pub(super) enum Phase {
 
 /// Why a job does not run any more.
 #[derive(Clone, Debug)]
-pub(super) enum EndReason {
+pub(crate) enum EndReason {
     Stopped,
     Lost,
     Done,
@@ -76,7 +76,7 @@ pub(super) enum EndReason {
 }
 
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     times: Times,
     phase: Phase,
     /// Somebody wants it to end.
@@ -86,29 +86,29 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(times: Times) -> Self {
+    pub(crate) fn new(times: Times) -> Self {
         Self { times, phase: Phase::Waiting, stop: false, failures: 0 }
     }
 
-    pub(super) fn phase(&self) -> &Phase {
+    pub(crate) fn phase(&self) -> &Phase {
         &self.phase
     }
 
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stop
     }
 
     /// Somebody wants it to end.
-    pub(super) fn on_stop(&mut self) {
+    pub(crate) fn on_stop(&mut self) {
         self.stop = true;
     }
 
-    pub(super) fn on_acquired(&mut self) {
+    pub(crate) fn on_acquired(&mut self) {
         self.phase = Phase::Held;
     }
 
     /// The lease can't be had.
-    pub(super) fn on_refused(&mut self, error: Error, now: Moment) {
+    pub(crate) fn on_refused(&mut self, error: Error, now: Moment) {
         let forever =
             matches!(error.kind(), ErrorKind::Closed | ErrorKind::Invalid | ErrorKind::Unsupported);
         let error = Arc::new(error);
@@ -120,14 +120,14 @@ impl Machine {
     }
 
     /// The job's task has been run.
-    pub(super) fn on_seen(&mut self) {
+    pub(crate) fn on_seen(&mut self) {
         if let Phase::Running { seen, .. } = &mut self.phase {
             *seen = true;
         }
     }
 
     /// The job's task has ended.
-    pub(super) fn on_job_end(&mut self, end: JobEnd, now: Moment) {
+    pub(crate) fn on_job_end(&mut self, end: JobEnd, now: Moment) {
         let (why, since) = match &self.phase {
             Phase::Running { since, .. } => {
                 let why = match end {
@@ -157,7 +157,7 @@ impl Machine {
     }
 
     /// The lease is given back, as far as that was possible.
-    pub(super) fn on_released(&mut self, now: Moment) {
+    pub(crate) fn on_released(&mut self, now: Moment) {
         let Phase::Releasing(why) = &self.phase else { return };
         match why.clone() {
             EndReason::Stopped => self.phase = Phase::Over(Ended::Stopped),
@@ -177,7 +177,7 @@ impl Machine {
     }
 
     /// What to do now; `deadline` is that of the lease, in the past once it is lost.
-    pub(super) fn next(&mut self, now: Moment, deadline: Moment) -> Turn {
+    pub(crate) fn next(&mut self, now: Moment, deadline: Moment) -> Turn {
         match &mut self.phase {
             Phase::Waiting | Phase::Resting { .. } if self.stop => {
                 self.phase = Phase::Over(Ended::Stopped);

@@ -11,7 +11,7 @@ use coord_core::{NodeEntry, Result};
 ///
 /// ```
 /// # use async_trait::async_trait;
-/// # use coord_cluster::detector::Probe;
+/// # use coord_cluster::Probe;
 /// # use coord_core::{Error, NodeEntry, Result};
 /// /// A peer is there when something listens at its address.
 /// #[derive(Debug)]

@@ -5,19 +5,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coord_core::session::{LeaseGuard, LeaseSession};
-use coord_core::{Clock, Moment};
+use coord_core::{Clock, Moment, sleep_until};
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::builder::{Job, Scope};
-use super::machine::{JobEnd, Machine, Phase, Times, Turn};
-use super::{Ended, JobContext, Next, State};
-use crate::shared::SLEEP_MAX;
-use crate::telemetry;
+use crate::machine::{JobEnd, Machine, Phase, Times, Turn};
+use crate::metrics;
+use crate::{Ended, JobContext, Next, State};
 
-pub(super) struct Driver {
+pub(crate) type Job = Box<dyn Fn(JobContext) -> BoxFuture<'static, Next> + Send + Sync>;
+
+/// What ends the singleton with its process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+    /// Cancelled where the process is to count as crashed.
+    pub(crate) abandoned: CancellationToken,
+}
+
+pub(crate) struct Driver {
     session: LeaseSession,
     clock: Arc<dyn Clock>,
     job: Arc<Job>,
@@ -29,7 +39,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn new(
+    pub(crate) fn new(
         session: LeaseSession,
         clock: Arc<dyn Clock>,
         job: Arc<Job>,
@@ -41,9 +51,9 @@ impl Driver {
         Self { session, clock, job, machine, scope, state, guard: None, work: None }
     }
 
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
-            if self.scope.stop.is_cancelled() && self.scope.is_abandoned() {
+            if self.scope.stop.is_cancelled() && self.scope.abandoned.is_cancelled() {
                 self.abandon();
                 return;
             }
@@ -86,7 +96,7 @@ impl Driver {
     fn begin(&mut self) {
         let Some(guard) = &self.guard else { return };
         let duty = JobContext { tenure: guard.tenure(), cancel: CancellationToken::new() };
-        telemetry::singleton_started(self.session.name());
+        metrics::started(self.session.name());
         self.work = Some(Work::begin(&self.scope.tasks, Arc::clone(&self.job), duty));
     }
 
@@ -106,13 +116,9 @@ impl Driver {
             }
         };
         let timer = async {
-            let Some(until) = until else { return std::future::pending().await };
-            loop {
-                let left = until.since(clock.now());
-                if left.is_zero() {
-                    return;
-                }
-                tokio::time::sleep(left.min(SLEEP_MAX)).await;
+            match until {
+                Some(until) => sleep_until(&*clock, until).await,
+                None => std::future::pending().await,
             }
         };
         let heard = tokio::select! {
@@ -173,7 +179,7 @@ impl Driver {
     }
 
     fn tell(&self, state: State) {
-        telemetry::singleton(self.session.name(), &state);
+        metrics::state(self.session.name(), &state);
         self.state.send_replace(state);
     }
 }

@@ -41,16 +41,20 @@ impl Member {
         self
     }
 
-    pub(super) fn counts(&self) -> bool {
+    /// Whether it is Active or Draining, so that the strategy counts it.
+    #[must_use]
+    pub fn counts(&self) -> bool {
         matches!(self.status, NodeStatus::Active | NodeStatus::Draining)
     }
 
-    pub(super) fn has_role(&self, role: Option<&Label>) -> bool {
+    /// Whether it has this role; true if no role is asked for.
+    #[must_use]
+    pub fn has_role(&self, role: Option<&Label>) -> bool {
         role.is_none_or(|role| self.roles.contains(role))
     }
 
     /// Sorts the oldest first.
-    pub(super) fn age(&self) -> (Version, &NodeId) {
+    pub(crate) fn age(&self) -> (Version, &NodeId) {
         (self.since, &self.id)
     }
 }
@@ -107,28 +111,29 @@ impl View {
         self.members.values().filter(|member| member.counts())
     }
 
-    /// The Discovered ones.
-    pub(super) fn joining(&self) -> impl Iterator<Item = &Member> {
+    /// The members that are joining: the Discovered ones.
+    pub fn joining(&self) -> impl Iterator<Item = &Member> {
         self.members.values().filter(|member| member.status == NodeStatus::Discovered)
     }
 
-    pub(super) fn is_counted(&self, id: &NodeId) -> bool {
+    pub(crate) fn is_counted(&self, id: &NodeId) -> bool {
         self.member(id).is_some_and(Member::counts)
     }
 
     /// Whether a node is known to tell whom it reaches.
-    pub(super) fn tells(&self, id: &NodeId) -> bool {
+    pub(crate) fn tells(&self, id: &NodeId) -> bool {
         self.rows.contains_key(id)
     }
 
     /// Whether one of the two says that it does not reach the other.
-    pub(super) fn is_broken(&self, one: &NodeId, other: &NodeId) -> bool {
+    #[must_use]
+    pub fn is_broken(&self, one: &NodeId, other: &NodeId) -> bool {
         let misses = |from: &NodeId, to| self.rows.get(from).is_some_and(|row| row.contains(to));
         misses(one, other) || misses(other, one)
     }
 
     /// Which member says of which that it does not reach it.
-    pub(super) fn broken(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
+    pub(crate) fn broken(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
         let rows = self.rows.iter().filter(|(from, _)| self.is_counted(from));
         rows.flat_map(|(from, row)| {
             let row = row.iter().filter(|to| self.is_counted(to));
@@ -137,14 +142,14 @@ impl View {
     }
 
     /// Whether a node says itself that it does not reach this one.
-    pub(super) fn is_missed_by(&self, id: &NodeId, by: &NodeId) -> bool {
+    pub(crate) fn is_missed_by(&self, id: &NodeId, by: &NodeId) -> bool {
         self.rows.get(by).is_some_and(|row| row.contains(id))
     }
 
     /// This view without what only an old row may say. Where somebody does not reach a node that does not
     /// say the same, that node is dead, or can't write its row; and then whoever still says to reach it may
     /// be unable to write, too. What this node reaches itself is never in doubt. None where nothing is.
-    pub(super) fn doubting(&self) -> Option<Self> {
+    pub(crate) fn doubting(&self) -> Option<Self> {
         let says = |from: &NodeId, to| self.rows.get(from).is_none_or(|row| row.contains(to));
         let missed = self.rows.get(&self.me).into_iter().flatten();
         let mute: BTreeSet<&NodeId> = missed

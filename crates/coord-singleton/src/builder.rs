@@ -1,33 +1,27 @@
 //! How a job is to run.
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coord_core::session::Leases;
+use coord_core::session::{Leases, default_margin};
 use coord_core::{Clock, Error, ErrorKind, LeaseName, Result};
 use futures::FutureExt;
-use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::driver::Driver;
-use super::machine::Times;
-use super::{JobContext, Next, Singleton, State};
-use crate::settings::Settings;
-use crate::shared::{Ending, Shared};
+use crate::driver::{Driver, Job, Scope};
+use crate::machine::Times;
+use crate::{JobContext, Next, Singleton, State};
 
 const TTL_DEFAULT: Duration = Duration::from_secs(30);
 const RETRY_DEFAULT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(2);
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(300);
-
-pub(super) type Job = Box<dyn Fn(JobContext) -> BoxFuture<'static, Next> + Send + Sync>;
 
 /// How a job is to run on one node of many. What is not said follows from the TTL; everything is checked
 /// together by [`start`](Self::start).
@@ -46,29 +40,8 @@ pub struct SingletonBuilder {
     scope: Scope,
 }
 
-/// Whose end ends the singleton too.
-#[derive(Clone, Default)]
-pub(super) struct Scope {
-    pub(super) tasks: TaskTracker,
-    pub(super) stop: CancellationToken,
-    shared: Option<Arc<Shared>>,
-}
-
-impl Scope {
-    /// Whether the process is to count as crashed.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| shared.ending() == Ending::Abandoned)
-    }
-}
-
-impl fmt::Debug for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("node", &self.shared.is_some()).finish_non_exhaustive()
-    }
-}
-
 impl SingletonBuilder {
-    pub(super) fn new(leases: Leases, name: LeaseName) -> Self {
+    pub(crate) fn new(leases: Leases, name: LeaseName) -> Self {
         Self {
             clock: leases.clock(),
             leases,
@@ -81,24 +54,6 @@ impl SingletonBuilder {
             restart_pause_max: RESTART_PAUSE_MAX,
             scope: Scope::default(),
         }
-    }
-
-    /// For a node of a cluster, with whose runtime it ends.
-    pub(crate) fn of_node(
-        shared: &Arc<Shared>,
-        tasks: &TaskTracker,
-        leases: Leases,
-        name: LeaseName,
-    ) -> Self {
-        let Settings { sharding_ttl, sharding_retry, request_timeout, .. } = shared.settings;
-        let (tasks, stop) = (tasks.clone(), shared.stop.child_token());
-        Self {
-            scope: Scope { tasks, stop, shared: Some(Arc::clone(shared)) },
-            ..Self::new(leases, name)
-        }
-        .ttl(sharding_ttl)
-        .retry_every(sharding_retry)
-        .request_timeout(request_timeout)
     }
 
     /// How long the lease lasts without renewal, 1 s to 24 h; 30 s unless said. A node that crashes is
@@ -137,6 +92,25 @@ impl SingletonBuilder {
     /// The longest of those pauses; 5 min unless said.
     pub fn restart_pause_max(mut self, pause: Duration) -> Self {
         self.restart_pause_max = pause;
+        self
+    }
+
+    /// Spawns its tasks with this tracker, so that their end can be waited for.
+    pub fn tracked_by(mut self, tasks: TaskTracker) -> Self {
+        self.scope.tasks = tasks;
+        self
+    }
+
+    /// Stops when this token is cancelled, as [`Singleton::stop`] does.
+    pub fn stopped_by(mut self, stop: &CancellationToken) -> Self {
+        self.scope.stop = stop.child_token();
+        self
+    }
+
+    /// Where this token is cancelled at the stop, the job is dropped and the lease left to its TTL, as if the
+    /// process had crashed.
+    pub fn abandoned_by(mut self, abandoned: CancellationToken) -> Self {
+        self.scope.abandoned = abandoned;
         self
     }
 
@@ -196,7 +170,7 @@ impl SingletonBuilder {
                 "restart_pause_max {restart_pause_max:?} is below restart_pause {restart_pause:?}"
             ));
         }
-        let usable = self.ttl.saturating_sub(Settings::margin(self.ttl));
+        let usable = self.ttl.saturating_sub(default_margin(self.ttl));
         let renewed = (self.renew_every() * 11 / 10).saturating_add(self.timeout());
         if renewed.saturating_add(stop_budget) >= usable {
             wrong.push(format!(

@@ -7,10 +7,10 @@ use std::time::Duration;
 use coord_core::{Incarnation, Moment, NodeEntry, NodeId, Result};
 use tokio::task::JoinSet;
 
-use super::posture::Reach;
-use super::settings::{Detecting, DowningSettings};
-use crate::detector::{FailureDetector, HeartbeatAge, PhiAccrual, PhiSettings, Probe};
-use crate::membership;
+use super::Probe;
+use crate::downing::detector::FailureDetector;
+use crate::downing::{DowningSettings, Reach};
+use crate::member_view;
 use crate::settings::Settings;
 
 /// How many unanswered probes make a node unreachable, unless the settings name a limit.
@@ -52,7 +52,11 @@ impl Peers {
     ) -> Result<Self> {
         let detector = match detector {
             Some(detector) => detector,
-            None => named(settings, downing, probe.is_some())?,
+            None if probe.is_some() => {
+                let interval = downing.probe_every;
+                downing.new_detector(interval * PROBES_MISSED, interval)?
+            }
+            None => downing.new_detector(settings.node_ttl, settings.heartbeat)?,
         };
         Ok(Self {
             detector,
@@ -109,7 +113,7 @@ impl Peers {
 
     /// Takes the heartbeats in Discovery, where the peers are not asked. Where heartbeats don't show, the
     /// store vouches for those that are registered; and its own silence counts against nobody.
-    pub(super) fn hear(&mut self, nodes: &membership::View, silent: bool, now: Moment) {
+    pub(super) fn hear(&mut self, nodes: &member_view::View, silent: bool, now: Moment) {
         if self.are_asked() {
             return;
         }
@@ -175,26 +179,6 @@ impl Peers {
     }
 }
 
-/// The detector that the settings name.
-fn named(
-    settings: &Settings,
-    downing: &DowningSettings,
-    probed: bool,
-) -> Result<Box<dyn FailureDetector>> {
-    Ok(match downing.detector {
-        Detecting::HeartbeatAge { limit } => {
-            let usual =
-                if probed { downing.probe_every * PROBES_MISSED } else { settings.node_ttl };
-            Box::new(HeartbeatAge::new(limit.unwrap_or(usual)))
-        }
-        Detecting::PhiAccrual { threshold } => {
-            let interval = if probed { downing.probe_every } else { settings.heartbeat };
-            let settings = PhiSettings { threshold, ..PhiSettings::new(interval) };
-            Box::new(PhiAccrual::new(settings)?)
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -203,7 +187,7 @@ mod tests {
     use coord_core::{Address, Error, NodeEvent, NodeInfo, NodeRecord, NodeStatus, Revision, Ttl};
 
     use super::*;
-    use crate::membership::Judging;
+    use crate::member_view::Judging;
 
     /// A network that works or does not.
     #[derive(Debug, Default)]
@@ -265,7 +249,7 @@ mod tests {
         let ttl = Ttl::from_secs(90).expect("ttl");
         let registered = NodeRecord::new(info(2), ttl, Revision::from_u64(1));
         let judging = Judging { wait_ttl: false, from_heartbeat: true, evict: false };
-        let mut nodes = membership::View::default();
+        let mut nodes = member_view::View::default();
         nodes.on_event(NodeEvent::Snapshot(vec![registered]), judging, at(101));
         peers.hear(&nodes, false, at(101));
         assert_eq!(peers.unreachable(at(101)).len(), 0);

@@ -7,12 +7,12 @@ use std::time::Duration;
 use coord_core::{Moment, NodeId, NodeStatus, Result};
 use serde::{Deserialize, Serialize};
 
-use super::posture::{Posture, Reach};
-use super::settings::{DowningSettings, Strategy};
-use super::sides::{Part, Sides};
-use super::stability::{Calm, Shift, Stability};
-use super::strategy::{Verdict, Warning, is_formed, judge, keeps, warnings};
-use super::view::{Member, View};
+use crate::posture::{Posture, Reach};
+use crate::settings::{DowningSettings, Strategy};
+use crate::sides::{Part, Sides};
+use crate::stability::{Calm, Shift, Stability};
+use crate::strategy::{Verdict, Warning, is_formed, judge, keeps, warnings};
+use crate::view::{Member, View};
 
 /// How long after a request for the lease that got no answer the next one follows.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const NODE_TTL: Duration = Duration::from_secs(90);
 
 /// What is to be done now.
-#[non_exhaustive]
+#[expect(clippy::exhaustive_enums, reason = "a driver has to know all of them")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Step {

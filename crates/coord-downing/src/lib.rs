@@ -1,7 +1,7 @@
 //! Downing: in a network partition, which side goes on.
 //!
-//! The decisions are pure: `now` is an argument. Where [`Settings::downing`](crate::Settings::downing) is
-//! chosen, every node of a cluster drives them.
+//! The decisions are pure: `now` is an argument. The nodes of a cluster whose settings choose downing drive
+//! them (`coord-cluster`).
 //!
 //! ```text
 //!   FailureDetector ──► rows: whom each node reaches ─┐
@@ -10,9 +10,6 @@
 //!                                                       Stay · Wait · AskLease · ReleaseLease
 //!                                                       Down(these) · DownSelf(why)
 //! ```
-//!
-//! `peers.rs` asks whom it reaches, `scene.rs` makes the view from the watches, and `watchman.rs` carries
-//! the steps out.
 //!
 //! Both sides of a partition decide alone and have to come to the same answer. So a decision depends
 //! only on what both have seen alike: the members before the partition, their ages and roles. Ties
@@ -42,10 +39,14 @@
 //! referee is from Lightbend's older commercial one. The way nodes are cut out of a group that is only
 //! partly connected is ours.
 
+/// The examples of the README, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+pub mod detector;
 mod machine;
-mod peers;
 mod posture;
-mod scene;
 mod settings;
 mod sides;
 mod stability;
@@ -53,11 +54,9 @@ mod strategy;
 #[cfg(test)]
 mod tests;
 mod view;
-mod watchman;
 
 pub use machine::{DownReason, Downing, LeaseAnswer, Step};
 pub use posture::{Posture, Reach};
 pub use settings::{Detecting, DowningSettings, Strategy, Unstable};
 pub use strategy::Warning;
 pub use view::{Member, View};
-pub(crate) use watchman::{Watchman, heed_verdict};

@@ -1,9 +1,10 @@
-//! Durations as people write them: `500ms`, `10s`, `5m`, `1h`.
+//! Durations as people write them: `500ms`, `10s`, `5m`, `1h`. For `#[serde(with = "duration")]`.
 
 use std::time::Duration;
 
-use coord_core::quoted;
 use serde::{Deserialize, Deserializer, Serializer, de};
+
+use crate::quoted;
 
 /// Reads a whole number and its unit.
 fn parse(text: &str) -> Option<Duration> {
@@ -21,7 +22,8 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// Writes whole milliseconds in the largest unit that holds them exactly.
-pub(crate) fn show(duration: Duration) -> String {
+#[must_use]
+pub fn show(duration: Duration) -> String {
     let millis = duration.as_millis();
     match millis {
         0 => "0s".to_owned(),
@@ -32,11 +34,19 @@ pub(crate) fn show(duration: Duration) -> String {
     }
 }
 
-pub(crate) fn serialize<S: Serializer>(value: &Duration, out: S) -> Result<S::Ok, S::Error> {
+/// Writes a duration as [`show`] does.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn serialize<S: Serializer>(value: &Duration, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(&show(*value))
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
+/// Reads a duration.
+///
+/// # Errors
+/// What is not a whole number of `ms`, `s`, `m` or `h`.
+pub fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(input)?;
     parse(&text).ok_or_else(|| {
         let text = quoted(&text);
@@ -45,23 +55,25 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Duratio
 }
 
 /// The same for a duration that may be unset.
-pub(crate) mod optional {
+pub mod optional {
     use super::{Deserializer, Duration, Serializer};
 
-    #[expect(clippy::ref_option, reason = "serde calls it so")]
-    pub(crate) fn serialize<S: Serializer>(
-        value: &Option<Duration>,
-        out: S,
-    ) -> Result<S::Ok, S::Error> {
+    /// Writes a duration, or that there is none.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(value: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
         match value {
             Some(value) => super::serialize(value, out),
             None => out.serialize_none(),
         }
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        input: D,
-    ) -> Result<Option<Duration>, D::Error> {
+    /// Reads a duration that is there.
+    ///
+    /// # Errors
+    /// As without `optional`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Duration>, D::Error> {
         super::deserialize(input).map(Some)
     }
 }

@@ -1,11 +1,10 @@
 //! Whether a node can be reached, judged from when its heartbeats came. Pure: `now` is an argument.
 //!
 //! A detector only suspects. What follows from its suspicion is decided elsewhere
-//! ([`downing`](crate::downing)), and nobody loses a shard by it alone.
+//! ([`Downing`](crate::Downing)), and nobody loses a shard by it alone.
 
 mod heartbeat_age;
 mod phi;
-mod probe;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -14,8 +13,7 @@ use coord_core::{Incarnation, Moment, NodeId};
 
 pub use self::heartbeat_age::HeartbeatAge;
 pub use self::phi::{PHI_MAX, PhiAccrual, PhiSettings};
-pub use self::probe::Probe;
-use crate::downing::Reach;
+use crate::Reach;
 
 /// Judges from heartbeats whether nodes can be reached.
 ///
