@@ -69,7 +69,7 @@ struct Other {
     record: LeaseRecord,
     /// When its last write was seen.
     seen_at: Moment,
-    /// Whether a renewal of it was ever seen: only then does silence say anything.
+    /// Whether the watch ever showed a renewal of it: only then does silence say anything.
     renewals_show: bool,
 }
 
@@ -147,7 +147,7 @@ impl Candidate {
                 if self.patience == Patience::TriesOnce {
                     return Verdict::Held(record);
                 }
-                self.saw(now, record);
+                self.saw(now, record, false);
                 self.try_later(now);
                 Verdict::GoOn
             }
@@ -244,7 +244,8 @@ impl Candidate {
                     return self.try_within(now, Duration::ZERO);
                 }
                 // Another one was faster: whoever was about to try waits again.
-                let is_new = self.saw(now, record.clone());
+                let is_change = matches!(told, Watched::Event(LeaseEvent::Changed(_)));
+                let is_new = self.saw(now, record.clone(), is_change);
                 if is_new || !was_watched {
                     self.try_later(now);
                 }
@@ -272,14 +273,15 @@ impl Candidate {
         self.try_at = self.try_at.min(at);
     }
 
-    /// Notes who holds the lease; true if that is news.
-    fn saw(&mut self, now: Moment, record: LeaseRecord) -> bool {
+    /// Notes who holds the lease; true if that is news. Only a change that the watch shows means that it
+    /// would show the next one too: what a try finds may be any number of renewals old.
+    fn saw(&mut self, now: Moment, record: LeaseRecord, is_change: bool) -> bool {
         match &mut self.other {
             Some(other) if other.record.holder.attempt == record.holder.attempt => {
                 let renewed = other.record.revision != record.revision;
                 if renewed {
                     other.seen_at = now;
-                    other.renewals_show = true;
+                    other.renewals_show |= is_change;
                 }
                 other.record = record;
                 false

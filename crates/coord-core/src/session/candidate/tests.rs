@@ -314,6 +314,18 @@ fn silence_tells_of_an_expiry_only_after_nine_tenths_of_the_ttl() {
 }
 
 #[test]
+fn a_renewal_that_only_a_try_found_is_none_that_the_watch_shows() {
+    for seed in 0..200 {
+        let (mut candidate, now) = candidate(Patience::WaitsItsTurn, seed);
+        candidate.watched(now, &changed(OTHER, 1));
+        held(&mut candidate, now.plus(TTL), 4);
+        let now = now.plus(TTL * 2);
+        candidate.watched(now, &VACANT);
+        assert!(candidate.try_at().since(now) <= Duration::from_millis(30), "it was released");
+    }
+}
+
+#[test]
 fn another_holder_is_news_and_has_shown_no_renewal() {
     let (mut candidate, now) = candidate(Patience::WaitsItsTurn, 1);
     candidate.watched(now, &changed(OTHER, 1));
