@@ -181,15 +181,15 @@ impl ClusterBuilder {
         self
     }
 
-    /// Asking the other members by this whether they are there, where downing is chosen. Without it a
-    /// node is unreachable once its heartbeats in Discovery have stopped, which everybody who reaches the
-    /// store sees alike: then downing has nothing to decide but after mass failures.
+    /// Asks the other members by this probe whether they are there, where downing is chosen. Without a probe a
+    /// node is unreachable once its heartbeats in Discovery have stopped. All nodes that reach the store see
+    /// that alike, so downing has nothing to decide except after mass failures.
     pub fn probe(mut self, probe: Arc<dyn Probe>) -> Self {
         self.probe = Some(probe);
         self
     }
 
-    /// Judging by this detector who can be reached, instead of by the one that the settings name.
+    /// Judges by this detector which nodes are reachable, instead of by the one that the settings name.
     pub fn detector(mut self, detector: Box<dyn FailureDetector>) -> Self {
         self.detector = Some(detector);
         self
@@ -368,7 +368,7 @@ impl Inner {
         let led = Arc::clone(&shared);
         let elect = async move {
             elect.await;
-            // Also after a panic: whoever waits for the end of the leadership waits no longer.
+            // Also after a panic, so that no task waits for the end of the leadership any longer.
             led.tenure.send_replace(None);
             led.led.cancel();
         };
@@ -472,7 +472,7 @@ impl Cluster {
         self.inner.shared.look(|observer| observer.map(table))
     }
 
-    /// The node that owns a key's shard, as this node sees it; none while nobody does.
+    /// The node that owns a key's shard, as this node sees it; none while no node does.
     #[must_use]
     pub fn owner(&self, table: &TableName, key: impl AsRef<[u8]>) -> Option<NodeEntry> {
         let map = self.map(table)?;
@@ -511,7 +511,7 @@ impl Cluster {
     /// `Invalid` for a bad name.
     pub fn singleton(&self, name: impl AsRef<str>) -> Result<SingletonBuilder> {
         let Inner { shared, tasks, .. } = &*self.inner;
-        // Which run of the node holds it is for people: the lease protects the job by itself.
+        // The incarnation in the lease is for people to read: the lease protects the job by itself.
         let run = shared.registered.borrow().unwrap_or_else(Incarnation::random);
         let leases = Leases::new(Arc::clone(&shared.lease), shared.node.clone(), run)
             .with_clock(Arc::clone(&shared.clock));
@@ -557,7 +557,7 @@ impl Cluster {
         tokio::time::timeout(limit, asked).await.unwrap_or(Ok(Reply::Unanswered))
     }
 
-    /// Asks this node to do it as the leader. A node that does not lead refuses, and names who does.
+    /// Asks this node to do it as the leader. A node that does not lead refuses, and names the leader.
     ///
     /// # Errors
     /// `Closed` once the node's runtime has ended.
@@ -626,7 +626,7 @@ impl Cluster {
     pub async fn leave_now(&self) -> Result<u32> {
         let shared = &self.inner.shared;
         let limit = shared.settings.handoff_timeout;
-        // Also where no leader answers, and so nobody has told the node to go by itself.
+        // Also where no leader answers, so that the node was not told to leave by itself.
         let _ = tokio::time::timeout(limit, self.evacuate(true)).await;
         let left = self.status().member(&shared.node).map_or(0, |member| member.shards);
         self.shutdown().await.map(|()| left)

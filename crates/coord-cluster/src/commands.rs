@@ -14,9 +14,9 @@ use crate::invariants::Violation;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
-    /// Declares a node failed: its registration is evicted, and its shards move once it has vouched, as
-    /// its next run, for having stopped them, or the evicted record's TTL has passed. It is done as soon as the verdict is written down, and says nothing of a
-    /// later run of the node.
+    /// Declares a node failed: its registration is evicted, and its shards move once its next incarnation has
+    /// confirmed that they stopped, or the evicted record's TTL has passed. The command is done as soon as the
+    /// failure is written down, and says nothing of a later incarnation of the node.
     MarkNodeFailed {
         /// Which node.
         node: NodeId,
@@ -50,7 +50,7 @@ pub enum Command {
         /// To which node.
         node: NodeId,
     },
-    /// Replaces the owners of the named shards. It is done as soon as their moves have begun.
+    /// Replaces the owners of the named shards. The command is done as soon as their moves have begun.
     AssignShards {
         /// Of which table.
         table: TableName,
@@ -80,7 +80,7 @@ pub enum Command {
         /// Which shard.
         shard: ShardId,
     },
-    /// Gives a parked shard to a host again, and forgets whom it took along.
+    /// Releases a quarantined shard, so that a node gets it again, and forgets the crashes of its hosts.
     Unpark {
         /// Of which table.
         table: TableName,
@@ -91,12 +91,12 @@ pub enum Command {
     Pause,
     /// Ends a pause.
     Resume,
-    /// The leader gives up its lease, and stands again after one retry interval.
+    /// The leader releases its lease, and is a candidate again after one retry interval.
     StepDown,
     /// The leader gives up its lease in favour of a node. The others leave it the time to take it, and one
     /// that was faster gives way.
     TransferLeadership {
-        /// Who is to lead.
+        /// The node that is to lead.
         to: NodeId,
     },
 }
@@ -147,7 +147,7 @@ pub enum Reply {
     Done(CommandSummary),
     /// It was refused, and nothing changed.
     Refused(CommandError),
-    /// Nobody answered within its time limit; it may still be carried out.
+    /// No answer came within the time limit; the command may still be carried out.
     Unanswered,
 }
 
@@ -166,8 +166,8 @@ pub struct CommandSummary {
     /// The versions that hold its effect, by table; empty where there was nothing to change.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub versions: BTreeMap<TableName, Version>,
-    /// How many shards change their primary from one node to another: at once, or when the move is done
-    /// that began.
+    /// How many shards change their primary from one node to another, at once or at the end of the move that
+    /// began.
     #[serde(default)]
     pub moved: u32,
 }
@@ -191,7 +191,7 @@ pub enum CommandError {
     },
     /// The node that was asked does not lead.
     NotLeader {
-        /// Who does, if anybody is known to.
+        /// The node that leads, if one is known.
         leader: Option<NodeId>,
     },
     /// The node is leaving, and its shards have not moved within the handoff timeout. It stays until they
@@ -209,8 +209,8 @@ pub enum CommandError {
         /// Its status.
         status: NodeStatus,
     },
-    /// A run of the node was declared failed or replaced and may still go on: its shards stay with it until
-    /// the TTL of its registration has passed.
+    /// An incarnation of the node was declared failed or was replaced, and may still run: its shards stay with
+    /// it until the TTL of its registration has passed.
     MayStillRun {
         /// Which node.
         node: NodeId,
@@ -246,12 +246,12 @@ pub enum CommandError {
         /// How many places it has.
         replicas: u8,
     },
-    /// The shard is parked, since whoever hosted it crashed; it has to be unparked first.
+    /// The shard is quarantined, because its hosts crashed; it has to be released first.
     ShardParked {
         /// Which shard.
         shard: ShardId,
     },
-    /// The shard is not parked.
+    /// The shard is not quarantined.
     ShardNotParked {
         /// Which shard.
         shard: ShardId,

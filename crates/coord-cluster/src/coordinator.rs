@@ -4,8 +4,8 @@
 
 mod candidacy;
 mod driver;
+mod generations;
 mod judge;
-mod lives;
 mod loads;
 mod machine;
 mod moving;

@@ -26,10 +26,10 @@ const HEIR_RETRIES: u32 = 2;
 /// refuses commands.
 pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalCommand>) {
     if shared.settings.candidate {
-        let mut heir = None;
+        let mut transfer_target = None;
         let mut vacancy = Vacancy::new(shared.settings.leader_ttl);
         while !shared.stop.is_cancelled() {
-            heir = term(&shared, &mut local, heir, &mut vacancy).await;
+            transfer_target = term(&shared, &mut local, transfer_target, &mut vacancy).await;
         }
     } else {
         shared.stop.cancelled().await;
@@ -38,11 +38,12 @@ pub(crate) async fn run(shared: Arc<Shared>, mut local: mpsc::Receiver<LocalComm
     refuse(&shared, &mut local);
 }
 
-/// From one candidacy to the end of its term; whom this node has given way to, if it has.
+/// From one candidacy to the end of its term. Returns the transfer target that this node has yielded to, if it
+/// has.
 async fn term(
     shared: &Arc<Shared>,
     local: &mut mpsc::Receiver<LocalCommand>,
-    heir: Option<NodeId>,
+    transfer_target: Option<NodeId>,
     vacancy: &mut Vacancy,
 ) -> Option<NodeId> {
     // However the candidacy before it ended: this one may have to wait.
@@ -63,7 +64,7 @@ async fn term(
         () = has_to_stand(shared, vacancy) => {}
     }
     // One that did not take the lease is not waited for again.
-    let late = leave_to_heir(shared, heir).await;
+    let late = leave_to_target(shared, transfer_target).await;
     shared.observe(|observer| {
         observer.on_role(Role::Candidate);
         Vec::new()
@@ -71,7 +72,7 @@ async fn term(
     let acquired = tokio::select! {
         biased;
         () = shared.stop.cancelled() => return None,
-        // Another run of this node stands then.
+        // Another incarnation of this node is the candidate then.
         _ = registered.wait_for(|now| *now != Some(incarnation)) => return None,
         () = heir_is_named(shared, late.as_ref()) => return None,
         () = others_stand(shared, vacancy) => return None,
@@ -90,7 +91,7 @@ async fn term(
     }
 }
 
-/// Waits until this node has to stand: it has a place, or nobody has led for too long.
+/// Waits until this node has to be a candidate: it has a candidate slot, or no node has led for too long.
 async fn has_to_stand(shared: &Shared, vacancy: &mut Vacancy) {
     standing(shared, vacancy, |has_place, is_long, _| has_place || is_long).await;
 }
@@ -100,8 +101,8 @@ async fn others_stand(shared: &Shared, vacancy: &mut Vacancy) {
     standing(shared, vacancy, |has_place, is_long, is_led| !has_place && !is_long && is_led).await;
 }
 
-/// Waits until things stand so: whether this node has a place, whether nobody has led for too long, and
-/// whether another one leads.
+/// Waits until the state is this: whether this node has a candidate slot, whether no node has led for too long,
+/// and whether another node leads.
 async fn standing(
     shared: &Shared,
     vacancy: &mut Vacancy,
@@ -140,7 +141,8 @@ async fn acquire(shared: &Shared, incarnation: Incarnation) -> Result<LeaseGuard
         .await
 }
 
-/// Leads, and gives the lease back as the end of the term asks; to whom, if this node was only faster.
+/// Leads, and releases the lease when the term ends. Returns the transfer target that this node was only faster
+/// than, if there is one.
 async fn reign(
     shared: &Arc<Shared>,
     guard: LeaseGuard,
@@ -172,8 +174,8 @@ async fn reign(
         tracing::info!(node = %shared.node, %term, why = %ended, "this node leads no more");
     }
     let again_after = match &ended {
-        Ended::Lost(_) | Ended::GaveWay(_) => None,
-        // So that somebody else can take the lease.
+        Ended::Lost(_) | Ended::Yielded(_) => None,
+        // So that another node can take the lease.
         Ended::Release(_) => Some(shared.settings.leader_retry),
         Ended::Refused(_) | Ended::Panicked(_) | Ended::TermRegression => {
             Some(shared.settings.leader_ttl)
@@ -194,7 +196,7 @@ async fn reign(
         pause(shared, after).await;
     }
     match ended {
-        Ended::GaveWay(heir) => Some(heir),
+        Ended::Yielded(transfer_target) => Some(transfer_target),
         _ => None,
     }
 }
@@ -209,8 +211,14 @@ async fn pause(shared: &Shared, duration: std::time::Duration) {
 }
 
 /// The node that leadership is being transferred to, if that is another.
-fn other_heir(shared: &Shared) -> Option<NodeId> {
-    shared.look(|observer| observer.record().heir.clone().filter(|heir| *heir != shared.node))
+fn other_target(shared: &Shared) -> Option<NodeId> {
+    shared.look(|observer| {
+        observer
+            .record()
+            .transfer_target
+            .clone()
+            .filter(|transfer_target| *transfer_target != shared.node)
+    })
 }
 
 /// Whether this node leads already.
@@ -219,11 +227,13 @@ fn leads(shared: &Shared, node: &NodeId) -> bool {
 }
 
 /// Waits until leadership is being transferred to another node than the one that was late. One that leads
-/// stays named until its first write, and is waited for no more: by neither this nor [`leave_to_heir`], or
+/// stays named until its first write, and is waited for no more: by neither this nor [`leave_to_target`], or
 /// a candidate would go from one to the other for as long without ever pausing.
 async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
     let mut news = shared.news();
-    while other_heir(shared).is_none_or(|heir| Some(&heir) == late || leads(shared, &heir)) {
+    while other_target(shared).is_none_or(|transfer_target| {
+        Some(&transfer_target) == late || leads(shared, &transfer_target)
+    }) {
         if news.changed().await.is_err() {
             return;
         }
@@ -232,12 +242,12 @@ async fn heir_is_named(shared: &Shared, late: Option<&NodeId>) {
 
 /// Gives the node that is to lead the time to take the lease: the one that is named, or the one that this
 /// node has given way to. Who it is, if it did not.
-async fn leave_to_heir(shared: &Shared, given_way_to: Option<NodeId>) -> Option<NodeId> {
+async fn leave_to_target(shared: &Shared, yielded_to: Option<NodeId>) -> Option<NodeId> {
     let mut news = shared.news();
     let limit = shared.clock.now().plus(shared.settings.leader_retry * HEIR_RETRIES);
     let expected = || {
-        let heir = other_heir(shared).or_else(|| given_way_to.clone())?;
-        (!leads(shared, &heir)).then_some(heir)
+        let transfer_target = other_target(shared).or_else(|| yielded_to.clone())?;
+        (!leads(shared, &transfer_target)).then_some(transfer_target)
     };
     tokio::select! {
         biased;
@@ -252,7 +262,7 @@ async fn leave_to_heir(shared: &Shared, given_way_to: Option<NodeId>) -> Option<
 fn refuse(shared: &Shared, local: &mut mpsc::Receiver<LocalCommand>) {
     while let Ok(LocalCommand { reply, .. }) = local.try_recv() {
         let leader = shared.look(|observer| observer.leader().map(|leader| leader.node.clone()));
-        // Nobody may be waiting any more.
+        // The caller may have stopped waiting.
         let _ = reply.send(Reply::Refused(CommandError::NotLeader { leader }));
     }
 }

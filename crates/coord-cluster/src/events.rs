@@ -12,7 +12,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 
-use crate::downing::{DownReason, Posture};
+use crate::downing::{DownReason, PartitionState};
 use crate::status::{ClusterState, Gating, HostFault};
 
 /// How many shards an event names when it is written for people.
@@ -62,21 +62,21 @@ pub enum EventKind {
     NodeJoined {
         /// Which node.
         node: NodeId,
-        /// Which run of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
-    /// A node restarted so fast that nobody missed it.
+    /// A node restarted before it was missed.
     NodeReplaced {
         /// Which node.
         node: NodeId,
-        /// Which run of it is there now.
+        /// Its incarnation now.
         incarnation: Incarnation,
     },
     /// A node failed: its registration ran out, or it was declared failed.
     NodeFailed {
         /// Which node.
         node: NodeId,
-        /// Which run of it.
+        /// Its incarnation.
         incarnation: Incarnation,
         /// Why.
         why: String,
@@ -85,7 +85,7 @@ pub enum EventKind {
     NodeLeft {
         /// Which node.
         node: NodeId,
-        /// Which run of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
     /// A node takes nothing new and is evacuated.
@@ -100,22 +100,22 @@ pub enum EventKind {
     },
     /// A node leads, in this term.
     LeaderElected {
-        /// Who.
+        /// The node that leads.
         node: NodeId,
         /// In which term.
         term: Term,
     },
     /// A node's term ended.
     LeadershipLost {
-        /// Who led.
+        /// The node that led.
         node: NodeId,
         /// In which term.
         term: Term,
         /// Why, as far as this node knows.
         why: String,
     },
-    /// This node holds the leader's lease and may not write this table: it and the cluster are configured
-    /// otherwise. Where the table is `_cluster`, it gives the lease back and stands again after the
+    /// This node holds the leader's lease and may not write this table: the node and the cluster are configured
+    /// differently. If the table is `_cluster`, the node releases the lease and is a candidate again after the
     /// lease's TTL.
     TableRefused {
         /// Which table.
@@ -132,25 +132,25 @@ pub enum EventKind {
         /// Why.
         reason: String,
     },
-    /// Shards that nobody owned have an owner.
+    /// Shards without an owner have an owner now.
     ShardsAssigned {
         /// Of which table.
         table: TableName,
-        /// Which shards, to whom.
+        /// The shards, and their new owners.
         shards: Arc<[Assigned]>,
     },
-    /// Shards are on their way from one node to another.
+    /// Shards move from one node to another.
     ShardsMoving {
         /// Of which table.
         table: TableName,
-        /// Which shards, from whom to whom.
+        /// The shards, with the node that each leaves and the node that it moves to.
         shards: Arc<[Migrated]>,
     },
     /// Shards went from one node to another.
     ShardsMigrated {
         /// Of which table.
         table: TableName,
-        /// Which shards, from whom to whom.
+        /// The shards, with the node that each left and the node that it moved to.
         shards: Arc<[Migrated]>,
     },
     /// Shards have no owner any more.
@@ -160,8 +160,8 @@ pub enum EventKind {
         /// Which shards.
         shards: Arc<[ShardId]>,
     },
-    /// Shards have been on their way for longer than the handoff timeout. They stay with whoever has not
-    /// stopped or started them.
+    /// Shards have been moving for longer than the handoff timeout. Each stays with the node that has not
+    /// stopped or started it yet.
     HandoffStuck {
         /// Of which table.
         table: TableName,
@@ -174,7 +174,7 @@ pub enum EventKind {
     NodeSuspended {
         /// Which node.
         node: NodeId,
-        /// Which run of it.
+        /// Its incarnation.
         incarnation: Incarnation,
     },
     /// A rebalance is done.
@@ -207,8 +207,8 @@ pub enum EventKind {
         /// Which shard.
         shard: ShardId,
     },
-    /// Shards are parked: whoever hosted them crashed, one host after the other. Nobody gets them until they
-    /// are unparked.
+    /// Shards are quarantined, because their hosts crashed one after the other. No node gets them until they
+    /// are released.
     ShardsParked {
         /// Of which table.
         table: TableName,
@@ -217,7 +217,7 @@ pub enum EventKind {
         /// The hosts of the first of them that crashed, the first one first.
         hosts: Arc<[NodeId]>,
     },
-    /// Shards are given to hosts again that were parked.
+    /// Quarantined shards are released, so that nodes get them again.
     ShardsUnparked {
         /// Of which table.
         table: TableName,
@@ -237,19 +237,19 @@ pub enum EventKind {
         /// The state now.
         to: ClusterState,
     },
-    /// This node stands otherwise to the lease that gates the coordinator.
+    /// The state of the lease that gates the coordinator has changed on this node.
     GatingChanged {
-        /// How it stands now.
+        /// The state now.
         gating: Gating,
     },
     /// This node is registered.
     Registered {
-        /// As which run.
+        /// The incarnation under which it is registered.
         incarnation: Incarnation,
     },
     /// This node's registration is gone. It hosts nothing from now on and joins as a new incarnation.
     RegistrationLost {
-        /// Of which run.
+        /// The incarnation that was lost.
         incarnation: Incarnation,
         /// How.
         why: String,
@@ -257,7 +257,7 @@ pub enum EventKind {
     /// This node's runtime has ended; it hosts nothing any more, and is not registered or will be so for its TTL
     /// only.
     Ended {
-        /// As which run.
+        /// The incarnation.
         incarnation: Incarnation,
     },
     /// The host of a shard failed here: its start returned an error, or it panicked, at its start or later.
@@ -286,12 +286,12 @@ pub enum EventKind {
     StoreAway,
     /// The store answers again.
     StoreBack,
-    /// What this node makes of whom it reaches has changed.
-    PostureChanged {
-        /// The posture before.
-        from: Posture,
-        /// The posture now.
-        to: Posture,
+    /// This node's partition state has changed.
+    PartitionStateChanged {
+        /// The partition_state before.
+        from: PartitionState,
+        /// The partition_state now.
+        to: PartitionState,
         /// The members that it does not reach.
         unreachable: Arc<[NodeId]>,
     },
@@ -404,7 +404,7 @@ impl fmt::Display for EventKind {
             }
             Self::StoreAway => f.write_str("the store is away"),
             Self::StoreBack => f.write_str("the store is back"),
-            Self::PostureChanged { from, to, unreachable } => {
+            Self::PartitionStateChanged { from, to, unreachable } => {
                 write!(f, "this node was {from} and is {to}")?;
                 name(f, ", it does not reach", unreachable)
             }
@@ -462,7 +462,7 @@ fn name(f: &mut fmt::Formatter<'_>, what: &str, nodes: &[NodeId]) -> fmt::Result
 pub struct Assigned {
     /// Which shard.
     pub shard: ShardId,
-    /// Who owns it now.
+    /// The owner now.
     pub to: NodeId,
 }
 
@@ -472,9 +472,9 @@ pub struct Assigned {
 pub struct Migrated {
     /// Which shard.
     pub shard: ShardId,
-    /// Who owned it.
+    /// The former owner.
     pub from: NodeId,
-    /// Who owns it now.
+    /// The owner now.
     pub to: NodeId,
 }
 

@@ -109,7 +109,7 @@ pub(crate) async fn forced_leave(shared: Arc<Shared>) {
     }
 }
 
-/// This run of this node, if it is leaving, and whether by force.
+/// This incarnation of this node, if it is leaving, and whether by force.
 fn leaving(shared: &Shared) -> Option<(Incarnation, bool)> {
     let run = (*shared.registered.borrow())?;
     shared.look(|observer| {

@@ -1,5 +1,5 @@
-//! Whether this process may host as the run that it is registered as. Read synchronously, and true to the
-//! clock even if no task could run.
+//! Whether this process may host shards under its registered incarnation. It is read synchronously, and is true
+//! to the clock even if no task could run.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use coord_core::{Clock, Error, ErrorKind, Incarnation, Moment, Result};
 use tokio::sync::watch;
 
-/// How often it is looked whether a run's time is up, at the least and at the most.
+/// How often it is checked whether the time of an incarnation is up, at the least and at the most.
 const LOOK_MIN: Duration = Duration::from_millis(10);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
@@ -19,7 +19,7 @@ pub(crate) struct Standing {
     pub(crate) deadline: Moment,
 }
 
-/// What decides whether a shard may run in this process.
+/// Decides whether a shard may run in this process.
 #[derive(Debug)]
 pub(crate) struct Gate {
     clock: Arc<dyn Clock>,
@@ -30,17 +30,17 @@ pub(crate) struct Gate {
 #[derive(Debug, Default)]
 struct State {
     standing: Option<Standing>,
-    /// As which runs shards are here, or on their way to or from it.
+    /// The incarnations under which shards run here, start or stop.
     running: BTreeMap<Incarnation, Running>,
-    /// Nothing runs here any more, whatever is told.
+    /// Closed for good: nothing runs here any more, whatever the registration says.
     shut: bool,
 }
 
-/// The shards of one run.
+/// The shards of one incarnation.
 #[derive(Debug)]
 struct Running {
     shards: usize,
-    /// Until when the run may host.
+    /// Until when the incarnation may host.
     deadline: Moment,
 }
 
@@ -78,19 +78,19 @@ impl Gate {
         self.state().standing
     }
 
-    /// Whether this run may act now.
+    /// Whether this incarnation may act now.
     pub(crate) fn is_current(&self, run: Incarnation) -> bool {
         self.deadline(run).is_some_and(|deadline| self.clock.now() < deadline)
     }
 
-    /// Until when this run may act; none once it may not any more.
+    /// Until when this incarnation may act; none once it may not act any more.
     pub(crate) fn deadline(&self, run: Incarnation) -> Option<Moment> {
         let standing = self.state().standing?;
         (standing.incarnation == run).then_some(standing.deadline)
     }
 
-    /// Lets a shard in for this run. Nobody is let in after the gate was closed, and whoever then finds
-    /// nobody running knows that nothing of the run goes on.
+    /// Admits a shard under this incarnation. After the gate was closed no shard is admitted, so a gate that is
+    /// idle then means that the incarnation hosts nothing.
     pub(crate) fn enter(self: &Arc<Self>, run: Incarnation) -> Option<Permit> {
         let mut state = self.state();
         let standing = state.standing.filter(|standing| standing.incarnation == run)?;
@@ -106,8 +106,8 @@ impl Gate {
         self.state().running.is_empty()
     }
 
-    /// Ends the process where a shard runs on for longer than this after the deadline of its run. It looks
-    /// from a thread of its own: what does not return may have taken all those of the runtime.
+    /// Ends the process if a shard still runs this long after the deadline of its incarnation. A thread of its
+    /// own checks this: work that does not return may block all threads of the runtime.
     ///
     /// # Errors
     /// `Internal` if there is no thread to be had.
@@ -167,7 +167,7 @@ impl Drop for Permit {
     }
 }
 
-/// Since when each run was seen to go on past its deadline.
+/// Since when each incarnation was seen to run past its deadline.
 #[derive(Debug, Default)]
 struct Late(BTreeMap<Incarnation, Moment>);
 

@@ -19,7 +19,7 @@ use crate::shared::{Ending, Shared};
 use crate::status::Gating;
 
 impl GatingLease {
-    /// Checks how it is to be held, as far as that does not depend on who holds it.
+    /// Checks how it is to be held, as far as that does not depend on the holder.
     ///
     /// # Errors
     /// `Invalid` for one of coord's own leases, and for times that do not fit together.

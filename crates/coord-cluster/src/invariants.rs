@@ -15,15 +15,15 @@ use crate::handoff::Handoff;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Invariant {
-    /// Every shard has an owner while an active node exists, but for those that are parked.
+    /// Every shard has an owner while an active node exists, except quarantined ones.
     I2,
     /// No shard on a node that hosts nothing, none newly placed on one that takes nothing; and no shard
     /// twice on one node.
     I3,
     /// Assignments change only by the leader, inside its term.
     I4,
-    /// No shard is hosted by two processes at one moment: a map gives none away that may still run where
-    /// it was. What the hosts do is not on the map.
+    /// No shard is hosted by two processes at one moment: a map gives no shard away that may still run on its
+    /// former host. What the hosts really do is not on the map.
     I6,
 }
 
@@ -55,14 +55,14 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a run of a node may do with shards. A run that is not named hosts nothing.
+/// What an incarnation of a node may do with shards. One that is not named hosts nothing.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hosting {
     /// It is active: it hosts and takes new ones.
     Takes,
-    /// It may host what it has and takes nothing new: it is draining, it is absent and not given up, or
-    /// it was declared failed or replaced and may still run.
+    /// It may host what it has and takes nothing new: it is draining, it is absent and not given up, or it was
+    /// declared failed or replaced and may still run.
     Keeps,
 }
 
@@ -75,11 +75,11 @@ pub type Hosts = BTreeMap<(NodeId, Incarnation), Hosting>;
 pub struct Evidence<'a> {
     /// How owners change.
     pub handoff: Handoff,
-    /// Whether a run has reported a shard stopped, in answer to this version or a later one.
+    /// Whether an incarnation has reported a shard stopped, in answer to this version or a later one.
     pub stopped: &'a dyn Fn(&NodeEntry, ShardId, Version) -> bool,
-    /// Whether a run has reported a shard started, in answer to this version or a later one.
+    /// Whether an incarnation has reported a shard started, in answer to this version or a later one.
     pub started: &'a dyn Fn(&NodeEntry, ShardId, Version) -> bool,
-    /// Whether a shard is parked, so that nobody may have it: the exception to I2.
+    /// Whether a shard is quarantined, so that no node may have it: the exception to I2.
     pub parked: &'a dyn Fn(ShardId) -> bool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Evidence<'a> {
         Self { handoff, stopped, started, parked: &|_| false }
     }
 
-    /// With the shards that are parked.
+    /// With these quarantined shards.
     #[must_use]
     pub fn with_parked(mut self, parked: &'a dyn Fn(ShardId) -> bool) -> Self {
         self.parked = parked;
@@ -136,7 +136,7 @@ pub fn check(
 fn check_writer(previous: &ShardMap, next: &ShardMap, fence: &Fence) -> Result<(), Violation> {
     let wrong = |why: String| Err(Violation::of(Invariant::I4, None, why));
     if next.uid() != previous.uid() || next.header() != previous.header() {
-        return wrong("it is another life of the table".to_owned());
+        return wrong("it is another generation of the table".to_owned());
     }
     if next.version() != previous.version().next() {
         return wrong(format!("version {} follows {}", next.version(), previous.version()));
@@ -157,13 +157,13 @@ struct Pair<'a> {
     previous: &'a ShardMap,
     next: &'a ShardMap,
     evidence: Evidence<'a>,
-    /// Of each slot of the next version: what its run may do.
+    /// Of each slot of the next version: what its incarnation may do.
     hosting: Vec<Option<Hosting>>,
     /// Of each slot of the next version: the same node's slot in the previous one.
     before: Vec<Option<Slot>>,
-    /// Of each slot of the previous version: whether its run may still host.
+    /// Of each slot of the previous version: whether its incarnation may still host.
     may_run: Vec<bool>,
-    /// Of each slot of the previous version: the same run's slot in the next one.
+    /// Of each slot of the previous version: the same incarnation's slot in the next one.
     after: Vec<Option<Slot>>,
 }
 
@@ -208,7 +208,8 @@ impl<'a> Pair<'a> {
             if self.next.owner_slots(shard).take(place).any(|other| other == slot) {
                 return wrong(slot, "owns it twice");
             }
-            // A run that follows another of the same node takes its shards over, also while it drains.
+            // An incarnation that follows another one of the same node takes over its shards, also while it
+            // drains.
             let had = || {
                 let before = of(&self.before, slot).flatten();
                 before.is_some_and(|before| self.previous.owner_slots(shard).any(|s| s == before))
@@ -223,7 +224,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Nobody who may still run a shard is followed by another without having stopped it.
+    /// No incarnation that may still run a shard is followed by another node without having stopped the shard.
     fn check_moves(&self, shard: ShardId) -> Result<(), Violation> {
         if self.evidence.handoff == Handoff::Eager {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The cluster runtime of coord: who is a member, who leads, and who owns which shard.
+//! The cluster runtime of coord: membership, leader election, and the owner of each shard.
 //!
 //! Each process starts one [`Cluster`], which registers it, follows what the store holds and, while it
 //! leads, decides for all. It runs over any three stores that implement
@@ -11,18 +11,18 @@
 //!   ┌─ every node ────────────────┐      ┌─ the leader ▼─────────────────────┐
 //!   │ membership   keeps itself   │      │ coordinator                       │
 //!   │              registered     │      │  machine   what to do next (pure) │
-//!   │ election     stands, leads  ├─────►│  roster    each node's status     │
+//!   │ election     is candidate   ├─────►│  roster    each node's status     │
 //!   │ observer     what the       │      │  placing   the next map           │
 //!   │              watches show   │      │  moving    a shard's next step    │
 //!   │ region       hosts shards   │      │  driver    performs, fenced       │
 //!   └──────▲───────────────▲──────┘      └───────────────┬───────────────────┘
 //!          │ Lease         │ Discovery                   ▼ Placement
-//!       the leader's    the nodes         `_cluster` (members, verdicts, pins),
+//!       the leader's    the nodes         `_cluster` (members, failures, pins),
 //!       lease                             a map per table, commands and answers
 //! ```
 //!
-//! Every node derives its status and its events from the same watches, so that the leader is in no
-//! one's way: what it has written stays in force while nobody leads.
+//! Every node derives its status and its events from the same watches, so the leader is no bottleneck: what it
+//! has written stays in force while no node leads.
 //!
 //! Reading order: [`Cluster`] and [`Settings`] (how a node is started), [`Status`] and [`EventKind`]
 //! (what it shows), [`Host`] (how shards are run), [`mailbox`] (how they are sent messages), [`singleton`]
@@ -83,26 +83,27 @@
 //!
 //! # A gate for the coordinator
 //!
-//! [`ClusterBuilder::require_lease`] names a further lease, on any store, without which the leader places no shard
-//! and takes no step of a move: where the leader's own lease lives in a store that may lose it, one in a
+//! [`ClusterBuilder::require_lease`] names a further lease, on any store, without which the leader places no
+//! shard and takes no step of a move: where the leader's own lease is in a store that may lose it, a lease in a
 //! stricter store decides. [`Status::gating`] shows it. Losing it stops the writes, first by the clock of this
-//! node; for certain by the fence, since a leader claims the tables only once it holds the gate. Nothing else
-//! stops: shards stay where they are, and work on.
+//! node, and for certain by the fence, since a leader claims the tables only once it holds that lease. Nothing
+//! else stops: shards stay where they are, and work on.
 //!
 //! # Who leads next
 //!
-//! [`Command::TransferLeadership`] names a node, which the others leave the time to take the lease: two retry
-//! intervals. One that was faster, and reads only then who was named, gives way. With the setting
-//! [`newer_leads_after`](Settings::newer_leads_after) a leader hands over by itself, to a newer version of the
-//! service.
+//! [`Command::TransferLeadership`] names a node, and the others leave it the time to take the lease: two retry
+//! intervals. A candidate that was faster, and reads the name only then, yields. With the setting
+//! [`newer_leads_after`](Settings::newer_leads_after) a leader transfers leadership by itself, to a newer
+//! version of the service.
 //!
-//! In a cluster of more than [`Settings::candidates`] nodes only so many stand for election and watch the
-//! registrations. The leader gives the places; all stand where nobody has led for a leader TTL.
+//! In a cluster of more than [`Settings::candidates`] nodes only so many are candidates for election and watch
+//! the registrations. The leader gives the candidate slots; if no node has led for a leader TTL, all are
+//! candidates.
 //!
 //! # Partitions
 //!
 //! Where [`Settings::downing`] is chosen, each node decides by a [`downing`] strategy whether its side of a
-//! partition goes on; a [`Probe`] tells it whom it reaches.
+//! partition continues; a [`Probe`] finds out which nodes it reaches.
 //!
 //! # What is not there yet
 //!

@@ -4,60 +4,60 @@
 //!   ask(key, payload)                                        Handler::handle(mail) → answer
 //!        │                                                          ▲
 //!   ┌─ any node ──────────────────────┐             ┌─ the owner ───┴──────────────────┐
-//!   │ outbox   a lane for each shard: │  Transport  │ inbox   hosted here, now, as this │
-//!   │          waits for an owner,    ├────────────►│         run? then one message of  │
-//!   │          one flight on its way  │◄────────────┤         the shard at a time       │
+//!   │ outbox   a lane for each shard: │  Transport  │ inbox   hosted here, now, under   │
+//!   │          waits for an owner,    ├────────────►│         this incarnation? then    │
+//!   │          one flight on its way  │◄────────────┤         one message at a time     │
 //!   └──────▲──────────────────────────┘  answer, or └──────▲────────────────────────────┘
 //!          │ the newest map             "not here"         │ start and stop of the region
 //! ```
 //!
-//! A message goes to the primary owner that the newest map names. It waits in its shard's lane while
-//! nobody owns the shard, while the shard is in motion (`Exclusive`), and after the owner answered "not
-//! here"; the lane goes on as soon as the map names another owner, and else asks again after a pause of
-//! 2 ms that doubles to 100 ms. Sending reads no store: it looks into the map that the table's watch
-//! brought last.
+//! A message goes to the primary owner that the newest map names. It waits in its shard's lane while the shard
+//! has no owner, while the shard is in motion (`Exclusive`), and after the owner answered "not here". The lane
+//! continues as soon as the map names another owner; else it asks again after a pause of 2 ms that doubles to
+//! 100 ms. Sending reads no store: it looks into the map that the table's watch brought last.
 //!
-//! What waits in a lane goes out together, as one *flight* in one frame: one message at first, twice as
-//! many after each flight that was taken as a whole, up to 32 and 64 KiB. The owner handles them in order
-//! for 5 ms, answers those, and says of the others that it has not taken them; they go back to the front of
-//! the lane, and the next flight has as many as were taken. So a slow handler gets one at a time, and no
-//! answer waits long for those behind it. What a flight is worth is that one shard's messages do not pay a
-//! way there and back each: docs/benchmarks/history/messages.md has the numbers.
+//! What waits in a lane goes out together, as one *flight* in one frame: one message at first, twice as many
+//! after each flight that was taken as a whole, up to 32 messages and 64 KiB. The owner handles them in order
+//! for 5 ms, answers those, and refuses the others as not taken. They return to the front of the lane, and the
+//! next flight has as many as were taken. So a slow handler gets one message at a time, and no answer waits
+//! long for the messages behind it. A flight saves the messages of one shard a round trip each:
+//! docs/benchmarks/history/messages.md has the numbers.
 //!
 //! # What is promised
 //!
 //! - **Order.** Messages of one node to one shard are handled in the order in which `ask` was called, also
 //!   across a move. For that a lane has one flight on its way at a time; lanes of different shards, and
 //!   of different nodes, do not wait for each other.
-//! - **At most once.** A message is handed to a handler once or never. What certainly never reached a
-//!   handler (no connection, "not here", not taken) is sent again by itself. Where a connection breaks
-//!   after the flight may have gone out, the very same messages are asked about again at the *same run of
-//!   the same process* and nowhere else: it remembers the last flight of each sender and shard, answers a
-//!   repetition with the answers it gave, and refuses older messages, and whatever comes by an attempt that
-//!   is older than the last one; so what it refuses then is certain again. Once that run does not own the
-//!   shard any more, the outcome is unknown, and the callers are told so: they are as many as the flight had.
+//! - **At most once.** A message is handed to a handler once or never. A message that certainly never reached a
+//!   handler (no connection, "not here", not taken) is sent again by itself. If a connection breaks after the
+//!   flight may have gone out, the same messages are asked about again at the *same incarnation of the same
+//!   process* and nowhere else. That process remembers the last flight of each sender and shard, answers a
+//!   repetition with the answers it gave, and refuses older messages and older attempts; so what it refuses then
+//!   is certain again. Once that incarnation does not own the shard any more, the outcome is unknown, and the
+//!   callers of the whole flight are told so.
 //! - **A stale host is silent.** A message is accepted only while the shard's [`ShardFence`] is current, and
-//!   only under an epoch at least as new as the one under which this run began to host the shard, so that
-//!   what was sent to an earlier stay is never handled in a later one. At the registration's deadline
-//!   what is being handled is dropped.
-//! - **Every caller gets an answer within its own time limit**: the reply, or an [`AskError`] that says
-//!   whether the message may have been handled ([`AskError::effect`]). It gets it at once where waiting is no use,
-//!   since somebody else is at the owner's address: another node, cluster or protocol
-//!   ([`Misdirected`](AskError::Misdirected)). Where the node itself is another run by now, its messages wait for
-//!   the map to say so. A message carries what is left of its
-//!   time, less an eighth or 100 ms for the way of the answer. The owner hands over nothing whose time is up, and
-//!   says by then which of a flight it is handling; those behind that one are certain.
+//!   only under an epoch at least as new as the one under which this incarnation began to host the shard, so that
+//!   a message for an earlier stay is never handled in a later one. At the registration's deadline the message
+//!   that is being handled is dropped.
+//! - **Every caller gets an answer within its own time limit**: the reply, or an [`AskError`] that says whether
+//!   the message may have been handled ([`AskError::effect`]). The caller gets it at once where waiting is of no
+//!   use, because another node, cluster or protocol answers at the owner's address
+//!   ([`Misdirected`](AskError::Misdirected)). If the node itself has another incarnation by now, its messages
+//!   wait for the map to say so. A message carries what is left of its time, less an eighth or 100 ms for the way
+//!   of the answer. The owner hands over no message whose time is up, and says by then which message of a flight
+//!   it is handling; those behind that one are certain.
 //! - **Bounded.** A lane holds at most [`MailboxLimits::lane_max`] messages, a table's lanes together
 //!   [`MailboxLimits::bytes_max`] bytes; beyond that the sender is told at once. At the owner one flight of each
 //!   sender waits for a shard, until its time is up or a newer attempt of it comes, and as many flights and bytes
 //!   in all, for the node's own messages too; of one shard 4 MiB.
-//!   Of what can't come to be handled at this node as it stands (another run, another life of the table, a shard that
-//!   the table does not have) nothing is remembered, and the sender is told that nobody looked at it.
+//!   Of a message that this node can't handle as it is (another incarnation, another generation of the table, a
+//!   shard that the table does not have) nothing is remembered, and the sender is told that it was not looked at.
 //!
-//! Metrics: the gauge `cluster_mailbox_buffered` counts what this node has taken in to send and not told its
-//! caller about; `cluster_mailbox_asked{outcome}` counts what callers were told (`answered`, `unknown`,
-//! `not_delivered`, `misdirected`, `buffer_full`, `too_large`, `no_such_shard`, `closed`), and `cluster_mailbox_taken{outcome}` what
-//! became of messages that came to this node (`answered`, `failed`, `repeated`, `not_here`).
+//! Metrics: the gauge `cluster_mailbox_buffered` counts the messages that this node has accepted to send and
+//! not yet answered; `cluster_mailbox_asked{outcome}` counts the answers to callers (`answered`, `unknown`,
+//! `not_delivered`, `misdirected`, `buffer_full`, `too_large`, `no_such_shard`, `closed`), and
+//! `cluster_mailbox_taken{outcome}` the outcomes of messages that came to this node (`answered`, `failed`,
+//! `repeated`, `not_here`).
 //!
 //! Not promised: any order between two nodes; that a message is handled before its sender's process dies;
 //! and, in the modes with two hosts (`MakeBeforeBreak`, `Eager`), that a message whose caller was told
@@ -106,9 +106,9 @@ pub trait Handler: Host {
     /// Handles one message, and answers it. Messages of one shard never overlap, and come after its
     /// `start` has returned and before its `stop` is called.
     ///
-    /// Show [`ShardFence::token`] with every write; what the service itself can refuse is part of the
-    /// answer. A panic is told to the caller as an unknown outcome, and the next message comes all the
-    /// same. A handler that asks its own shard waits for itself.
+    /// Show [`ShardFence::token`] with every write; what the service itself can refuse is part of the answer. A
+    /// panic is an unknown outcome for the caller, and the next message comes all the same. A handler that asks
+    /// its own shard waits for itself.
     ///
     /// # Cancel safety
     /// It is dropped at the registration's deadline, and where the shard has to go and the stop budget is
@@ -173,7 +173,7 @@ impl MailboxLimits {
     }
 }
 
-/// Which run of a sender's mailboxes sent a message: repetitions are recognised by it.
+/// The incarnation of a sender's mailboxes that sent a message: repetitions are recognised by it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SenderRun(pub(crate) u128);
 

@@ -18,7 +18,7 @@ const ABSENT_MAX: usize = 65_536;
 /// How often, and after how many departures at the latest, absent nodes are looked through.
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 const FORGET_DEPARTURES: u32 = 1_024;
-/// The most former runs of one node that are remembered although their time is up.
+/// The most former incarnations of one node that are remembered although their time is up.
 const FORMER_MAX: usize = 16;
 
 /// How a node came to be absent.
@@ -55,7 +55,7 @@ impl Presence {
     }
 }
 
-/// Until when a run may host what it owns.
+/// Until when an incarnation may host what it owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MayRun {
     /// It is registered, so it reports what it stops.
@@ -97,7 +97,7 @@ pub(crate) struct View {
     began: Option<Moment>,
     /// The number of that look.
     looks: u64,
-    /// What that look found before the watch told of it: the watch may still tell what was there before.
+    /// Records that a look found before the watch reported them: the watch may still report older ones.
     ahead: BTreeMap<NodeId, Revision>,
     /// Since when the watch has been silent.
     away_since: Option<Moment>,
@@ -122,8 +122,9 @@ impl View {
         self.looks
     }
 
-    /// What a look for a new term found, so that no run is missing which was registered then. Which run is
-    /// gone the watch tells, and why: a look that comes at the end of a registration would lose that.
+    /// Takes the nodes that a look for a new term found, so that no incarnation is missing that was registered
+    /// at that time. That an incarnation is gone, and why, comes from the watch only: a look at the very end of
+    /// a registration would lose the reason.
     pub(crate) fn on_found(&mut self, found: Vec<NodeRecord>, look: u64, now: Moment) {
         for record in found {
             if self.present_as(&record.info.id, record.info.incarnation).is_none() {
@@ -134,8 +135,9 @@ impl View {
         self.on_looked(look, now);
     }
 
-    /// What was seen last was asked for by this look, so that no run is missing from it which was
-    /// registered then. One that a map names and nobody has seen may have been replaced just now.
+    /// The newest state of this view was asked for by this look, so no incarnation is missing that was
+    /// registered at that time. An incarnation that a map names and this view has never seen may have been
+    /// replaced just now.
     pub(crate) fn on_looked(&mut self, look: u64, now: Moment) {
         if self.looks < look {
             (self.looks, self.began) = (look, Some(now));
@@ -187,9 +189,9 @@ impl View {
         Some(self.began?.plus(node_ttl))
     }
 
-    /// Until when this run of a node may host what it owns. A run that was replaced and that nobody saw
-    /// leave has its whole TTL, for it need not have noticed; and so has one that was never seen, from the
-    /// last look on.
+    /// Until when this incarnation of a node may host what it owns. One that was replaced, and whose end was
+    /// not seen, has its whole TTL, for it need not have noticed. One that was never seen has its whole TTL
+    /// from the last look on.
     pub(crate) fn may_run(&self, node: &NodeId, run: Incarnation, node_ttl: Duration) -> MayRun {
         let mut ttl = node_ttl;
         if let Some(presence) = self.nodes.get(node) {
@@ -230,7 +232,7 @@ impl View {
         self.interrupted
     }
 
-    /// Whether the store is silent, as far as this view was told.
+    /// Whether the store is silent, as far as this view knows.
     pub(crate) fn is_away(&self) -> bool {
         self.away_since.is_some()
     }
@@ -240,7 +242,7 @@ impl View {
     pub(crate) fn on_back(&mut self, now: Moment) {
         self.interrupted = false;
         let Some(since) = self.away_since.take() else { return };
-        // Heartbeats that nobody saw may have been answered meanwhile.
+        // Heartbeats that this view has not seen may have been answered meanwhile.
         self.heard.values_mut().for_each(|heard| *heard = now);
         for (id, presence) in &self.nodes {
             if let Presence::Present(record) = presence
@@ -251,7 +253,7 @@ impl View {
         }
     }
 
-    /// A runtime that was itself stalled for this long judges everybody so much later.
+    /// This runtime was itself stalled for this long, so it judges every node so much later.
     pub(crate) fn on_stall(&mut self, stalled: Duration) {
         for presence in self.nodes.values_mut() {
             if let Presence::Absent { counts_from, .. } = presence {
@@ -265,8 +267,8 @@ impl View {
         }
     }
 
-    /// Takes in an event; true if it changed anything but the revision of a record: a plain heartbeat says
-    /// only that the node lives, and a cluster of thousands has hundreds of them a second.
+    /// Takes an event. True if it changed more than the revision of a record: a plain heartbeat says only that
+    /// the node lives, and a cluster of thousands has hundreds of them a second.
     pub(crate) fn on_event(&mut self, event: NodeEvent, judging: Judging, now: Moment) -> bool {
         let changed = self.take(event, judging, now);
         self.tidy(now);
@@ -344,7 +346,7 @@ impl View {
         std::mem::take(&mut self.beats)
     }
 
-    /// A run follows those that were there before it.
+    /// An incarnation follows those of its node that were there before it.
     fn follow(&mut self, record: &NodeRecord, now: Moment) {
         let info = &record.info;
         let before = match self.nodes.get(&info.id) {

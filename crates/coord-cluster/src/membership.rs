@@ -1,4 +1,4 @@
-//! Who is a member: this node's own registration, and what is seen of all registrations.
+//! This node's own registration, and the view of all registrations.
 //!
 //! The decisions are in [`registration`] and [`member_view`](crate::member_view); the tasks here perform them.
 
@@ -41,7 +41,7 @@ pub(crate) enum Replaces {
     No,
     /// Whatever is known of it.
     Yes,
-    /// Whoever starts this node says that it is dead.
+    /// The operator or the supervisor that starts this node says that it is dead.
     Dead,
 }
 
@@ -61,9 +61,9 @@ pub(crate) struct Keeper {
     registrar: Registrar,
     ttl: Ttl,
     jitter: StdRng,
-    /// A run that was lost, and how long its shards may take to stop.
+    /// An incarnation that was lost, and how long its shards may take to stop.
     lost: Option<(Incarnation, Moment)>,
-    /// Until when a run that this one replaced may go on.
+    /// Until when an incarnation that this one replaced may run.
     replaced_until: Option<Moment>,
 }
 
@@ -192,8 +192,8 @@ impl Keeper {
         }
     }
 
-    /// After a loss: waits until nothing of the lost run goes on. The next run vouches for that, so that
-    /// its shards need not wait for a TTL; it does not where something goes on all the same.
+    /// After a loss: waits until nothing of the lost incarnation runs any more. The next incarnation confirms
+    /// that, so that its shards need not wait for a TTL. It does not confirm it if something still runs.
     async fn clear_out(&mut self) {
         let Some((run, limit)) = self.lost.take() else { return };
         let shared = Arc::clone(&self.shared);
@@ -227,7 +227,7 @@ impl Keeper {
         let Some(registration) = self.registrar.registration() else { return Ok(()) };
         let replacing = self.replaced_until.is_some_and(|until| self.shared.clock.now() < until);
         if replacing || !self.shared.gate.is_idle() {
-            // A deregistration says that no run of this node hosts anything.
+            // A deregistration says that no incarnation of this node hosts anything.
             tracing::warn!(node = %self.shared.node, "the registration is left to its TTL");
             return Ok(());
         }
@@ -313,8 +313,8 @@ impl Keeper {
     }
 }
 
-/// This node's run, if the leader has declared it failed. Who goes down by the verdict of a partition's other
-/// side does not join again, and finds that itself.
+/// This node's incarnation, if the leader has declared it failed. A node that the other side of a partition has
+/// downed does not join again; it finds that out itself.
 fn declared_failed(shared: &Shared) -> Option<Incarnation> {
     let run = (*shared.registered.borrow())?;
     shared.look(|observer| {
@@ -324,7 +324,7 @@ fn declared_failed(shared: &Shared) -> Option<Incarnation> {
     })
 }
 
-/// Waits until this node's run is declared failed, as far as the news tell.
+/// Waits until the news show that this node's incarnation is declared failed.
 async fn told_failed(shared: &Shared, changes: &mut watch::Receiver<()>) {
     loop {
         if changes.changed().await.is_err() {
@@ -345,8 +345,8 @@ enum Told {
     Nothing,
 }
 
-/// Keeps the view of all registrations while this node leads or may have to, until its runtime ends. What
-/// was seen before a gap is forgotten: it says nothing of who went meanwhile.
+/// Keeps the view of all registrations while this node leads or may have to, until its runtime ends. The view
+/// is dropped at a gap: it does not say which nodes left meanwhile.
 pub(crate) async fn watch_nodes_as_needed(shared: Arc<Shared>, always: bool) {
     while !shared.stop.is_cancelled() {
         watching(&shared, always, true).await;
@@ -416,7 +416,7 @@ async fn watch_nodes(shared: Arc<Shared>) {
                 changed
             }
         };
-        // Plain heartbeats matter to whoever counts since when nothing was heard, and can wait a little.
+        // Plain heartbeats matter only to readers that count the silence, and can wait a little.
         let now = shared.clock.now();
         beats |= view.take_beats();
         if changed || (beats && now.since(told) >= tick) {
@@ -430,8 +430,8 @@ async fn watch_nodes(shared: Arc<Shared>) {
 /// All nodes, and the look that they were listed for.
 type Found = (Vec<NodeRecord>, u64);
 
-/// Lists the nodes for a look. However late the watch is, the list shows what there is now. The watch waits
-/// meanwhile, so that the list lacks nothing that the watch had told before.
+/// Lists the nodes for a look. The list shows the present nodes, however late the watch is. The watch waits
+/// meanwhile, so the list lacks nothing that the watch had reported before.
 struct Listing {
     shared: Arc<Shared>,
     under_way: Option<BoxFuture<'static, Result<Found>>>,
@@ -501,7 +501,7 @@ fn take_watched(shared: &Shared, view: &mut View, look: u64, watched: Watched<No
             shared.store_answered();
             let snapshot = matches!(event, NodeEvent::Snapshot(_));
             if snapshot && view.is_interrupted() {
-                // The watch before this one would have told.
+                // The watch before this one would have reported it.
                 view.on_back(now);
             }
             let changed = view.on_event(event, shared.judging, now);

@@ -11,7 +11,7 @@ use coord_core::{
     Slot, TableName, Term, Version,
 };
 
-use crate::downing::{DownReason, Posture};
+use crate::downing::{DownReason, PartitionState};
 use crate::events::{Assigned, Event, EventKind, EventSource, Migrated};
 use crate::record::{Before, ClusterRecord, RAN_OUT, Rebalance, Run, TableNote};
 use crate::status::{
@@ -29,9 +29,9 @@ pub(crate) struct Observer {
     unwritten: Option<String>,
     registered: Option<Incarnation>,
     cluster: Option<Arc<ShardMap>>,
-    /// The members of the life of `_cluster` before this one.
+    /// The members of the generation of `_cluster` before this one.
     former: Vec<Run>,
-    /// What its annex says: of nodes whose registrations ran out, their entries say it all.
+    /// What its metadata says; nodes whose registrations ran out are shown by their entries alone.
     record: Arc<ClusterRecord>,
     /// How many members there are of each status.
     counts: BTreeMap<NodeStatus, usize>,
@@ -41,7 +41,7 @@ pub(crate) struct Observer {
     /// Whether there ever was an active node.
     had_nodes: bool,
     store_away: bool,
-    posture: Posture,
+    partition_state: PartitionState,
     unreachable: Arc<[NodeId]>,
     went_down: Option<DownReason>,
     faults: BTreeMap<TableName, BTreeMap<ShardId, HostFault>>,
@@ -65,7 +65,7 @@ impl Observer {
             state: ClusterState::Initializing,
             had_nodes: false,
             store_away: false,
-            posture: Posture::Normal,
+            partition_state: PartitionState::Normal,
             unreachable: Arc::default(),
             went_down: None,
             faults: BTreeMap::new(),
@@ -97,15 +97,15 @@ impl Observer {
         self.tables.get(table)?.clone()
     }
 
-    /// Whether this node may have to lead, so that it stands for election or at least sees who is registered.
-    /// While nobody has given places, a node of a large cluster does not begin to watch it all.
+    /// Whether this node may have to lead, so that it is a candidate or at least sees the registrations. As
+    /// long as no candidate slots are given, a node of a large cluster does not begin to watch all of them.
     pub(crate) fn may_have_to_lead(&self, me: &NodeId, places: usize) -> bool {
         let few = || !self.counts.is_empty() && self.counts.values().sum::<usize>() <= places;
         let everybody = self.record.candidates.is_empty();
         self.record.has_place(me) && (!everybody || places == 0 || few())
     }
 
-    /// Whether the leader has declared this run of a node failed.
+    /// Whether the leader has declared this incarnation of a node failed.
     pub(crate) fn is_failed(&self, node: &NodeId, run: Incarnation) -> bool {
         let note = self.record.nodes.get(node).and_then(|note| note.failed.as_ref());
         let entry = || {
@@ -121,12 +121,12 @@ impl Observer {
         self.leader.as_ref()
     }
 
-    /// Whom this node does not reach.
+    /// The nodes that this node does not reach.
     pub(crate) fn unreachable(&self) -> &[NodeId] {
         &self.unreachable
     }
 
-    /// Whether this node has gone down, as it was told once.
+    /// Whether this node has shut down; it is reported once.
     pub(crate) fn is_down(&self) -> bool {
         self.went_down.is_some()
     }
@@ -158,7 +158,7 @@ impl Observer {
         vec![Event::new(EventSource::Local, EventKind::GatingChanged { gating })]
     }
 
-    /// The leader's lease is held so, or by nobody.
+    /// The holder of the leader's lease; none if the lease is free.
     pub(crate) fn on_leader(&mut self, holder: Option<(&Holder, Term)>) -> Vec<Event> {
         let now = holder.map(|(holder, term)| Leader {
             node: holder.node.clone(),
@@ -205,7 +205,7 @@ impl Observer {
         vec![Event::new(EventSource::Local, EventKind::RegistrationLost { incarnation, why })]
     }
 
-    /// This node's runtime has ended: from now on it is nothing, and knows of nobody.
+    /// This node's runtime has ended: from now on it shows no member and no leader.
     pub(crate) fn on_ended(&mut self) -> Vec<Event> {
         let led = self.leader.take().filter(|leader| Some(leader.incarnation) == self.registered);
         self.on_role(Role::Follower);
@@ -270,17 +270,24 @@ impl Observer {
         self.cluster.as_ref()
     }
 
-    /// Whom this node reaches, and what that means.
-    pub(crate) fn on_posture(&mut self, to: Posture, unreachable: Arc<[NodeId]>) -> Vec<Event> {
+    /// The nodes that this node does not reach, and the partition state that follows.
+    pub(crate) fn on_partition_state(
+        &mut self,
+        to: PartitionState,
+        unreachable: Arc<[NodeId]>,
+    ) -> Vec<Event> {
         self.unreachable = Arc::clone(&unreachable);
-        let from = std::mem::replace(&mut self.posture, to);
+        let from = std::mem::replace(&mut self.partition_state, to);
         if from == to {
             return Vec::new();
         }
-        vec![Event::new(EventSource::Local, EventKind::PostureChanged { from, to, unreachable })]
+        vec![Event::new(
+            EventSource::Local,
+            EventKind::PartitionStateChanged { from, to, unreachable },
+        )]
     }
 
-    /// This node goes down.
+    /// This node shuts down.
     pub(crate) fn on_down(&mut self, why: DownReason) -> Vec<Event> {
         self.went_down = Some(why);
         vec![Event::new(EventSource::Local, EventKind::WentDown { why })]
@@ -313,13 +320,13 @@ impl Observer {
         events
     }
 
-    /// What is known of the members, whichever life of `_cluster` the store has.
+    /// What is known of the members, whichever generation of `_cluster` the store has.
     pub(crate) fn before(&self) -> Before {
-        let life = self.cluster.as_ref().map(|cluster| cluster.uid());
-        Before { life, members: self.runs(), former: self.former.clone() }
+        let generation = self.cluster.as_ref().map(|cluster| cluster.uid());
+        Before { generation, members: self.runs(), former: self.former.clone() }
     }
 
-    /// The members who may host.
+    /// The members that may host.
     fn runs(&self) -> Vec<Run> {
         let run = |node: &NodeEntry| Run { node: node.id.clone(), incarnation: node.incarnation };
         self.members().filter(|node| node.status.may_host()).map(run).collect()
@@ -416,7 +423,7 @@ impl Observer {
         if pending { Balance::Rebalancing } else { Balance::Stable }
     }
 
-    /// How many shards nobody owns although they are not parked.
+    /// How many shards have no owner although they are not quarantined.
     fn orphans(&self, name: &TableName, map: &ShardMap) -> usize {
         let parked = self.record.parked.get(name);
         let parked = parked
@@ -566,7 +573,7 @@ impl Observer {
                 notes.filter(|(_, n)| n.suspended.is_some()).map(|(id, _)| id.clone()).collect()
             },
             store_away: self.store_away,
-            posture: self.posture,
+            partition_state: self.partition_state,
             unreachable: self.unreachable.to_vec(),
             went_down: self.went_down,
             faults: self

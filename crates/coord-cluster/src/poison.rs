@@ -77,7 +77,7 @@ impl PoisonSettings {
         let mut faults = Vec::new();
         if self.crashes < 2 {
             let crashes = self.crashes;
-            faults.push(format!("crashes is {crashes}; one crash accuses nobody, so at least 2"));
+            faults.push(format!("crashes is {crashes}; one crash is no evidence, so at least 2"));
         }
         if self.window.is_zero() {
             faults.push("window is 0".to_owned());
@@ -97,14 +97,14 @@ impl PoisonSettings {
     }
 }
 
-/// The end of a run that nobody asked for. When it was is known only within bounds: it was there at the
-/// first moment, and not any more at the last one.
+/// An unplanned end of an incarnation. Its time is known only within bounds: the incarnation was there at the
+/// first moment, and gone at the last one.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fall {
     /// Which node.
     pub node: NodeId,
-    /// Which run of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// When it was heard last.
     pub heard: Moment,
@@ -113,7 +113,7 @@ pub struct Fall {
 }
 
 impl Fall {
-    /// The end of this run between these moments.
+    /// The end of this incarnation between these moments.
     #[must_use]
     pub const fn new(
         node: NodeId,
@@ -124,7 +124,8 @@ impl Fall {
         Self { node, incarnation, heard, missed }
     }
 
-    /// Whether it may have been the start of a shard that was given to the run at this moment, or soon after it.
+    /// Whether a shard that the incarnation got at this moment may have been starting, or have started shortly
+    /// before.
     fn follows(&self, since: Moment, soon: Duration) -> bool {
         since <= self.missed && self.heard <= since.plus(soon)
     }
@@ -136,7 +137,7 @@ impl Fall {
 pub struct Crash {
     /// Which node.
     pub node: NodeId,
-    /// Which run of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// When.
     pub at: Moment,
@@ -146,8 +147,7 @@ pub struct Crash {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoisonNews {
-    /// The shard is parked: it must not be given to anybody until an operator releases it, or a long time
-    /// has passed.
+    /// The shard is quarantined: no node may get it until an operator releases it, or a long time has passed.
     Parked {
         /// Which.
         shard: TableShard,
@@ -181,7 +181,7 @@ struct Parked {
 }
 
 impl Poison {
-    /// With these settings, and what a former leader had parked, with the hosts that each had taken along.
+    /// With these settings, and what a former leader had quarantined, with the crashed hosts of each shard.
     ///
     /// # Errors
     /// As [`PoisonSettings::validate`].
@@ -196,8 +196,8 @@ impl Poison {
         Ok(Self { settings, suspects: BTreeMap::new(), parked })
     }
 
-    /// A run ended without having been asked to, by an operator, a drain or a downing, and not together with
-    /// half of the others. `hosted` names the shards that it was given, and when. A run that crashed before
+    /// An incarnation ended, without an operator, a drain or a downing as the cause, and not together with half
+    /// of the others. `hosted` names the shards that it got, and when. An incarnation that crashed before
     /// counts once.
     pub fn on_crash(
         &mut self,
@@ -206,7 +206,7 @@ impl Poison {
         now: Moment,
     ) -> Vec<PoisonNews> {
         self.forget_old(now);
-        // By how many crashes in a row, who was hosted here.
+        // The nodes that hosted here, by the number of crashes in a row.
         let mut rows: BTreeMap<usize, Vec<TableShard>> = BTreeMap::new();
         for (shard, since) in hosted {
             if self.parked.contains_key(&shard) || !fall.follows(since, self.settings.soon) {
@@ -242,19 +242,19 @@ impl Poison {
         worst.into_iter().map(park).collect()
     }
 
-    /// An operator releases a shard. True if it was parked.
+    /// An operator releases a shard. True if it was quarantined.
     pub fn release(&mut self, shard: &TableShard) -> bool {
         self.suspects.remove(shard);
         self.parked.remove(shard).is_some()
     }
 
-    /// The table was deleted: nothing is held against the shards of its next life.
+    /// The table was deleted: no crash counts against the shards of its next generation.
     pub fn forget(&mut self, table: &TableName) {
         self.suspects.retain(|shard, _| shard.table != *table);
         self.parked.retain(|shard, _| shard.table != *table);
     }
 
-    /// Releases what has been parked for long enough.
+    /// Releases the shards that have been quarantined for long enough.
     pub fn release_old(&mut self, now: Moment) -> Vec<TableShard> {
         let after = self.settings.release_after;
         let old = self.parked.iter().filter(|(_, parked)| now.since(parked.since) >= after);
@@ -265,7 +265,7 @@ impl Poison {
         old
     }
 
-    /// When the next shard is released although nobody asks for it.
+    /// When the next shard is released without an operator.
     #[must_use]
     pub fn releases_at(&self) -> Option<Moment> {
         let since = self.parked.values().map(|parked| parked.since).min()?;

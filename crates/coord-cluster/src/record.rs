@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::handoff::Handoff;
 
-/// The format that is written; a higher one is refused. 2 added former runs, suspended nodes and stuck
-/// shards, which a reader of format 1 must not overlook; 3 added parked shards, and is written only where
-/// there are any, so that a cluster can be upgraded node by node.
+/// The format that is written; a higher one is refused. Format 2 added former incarnations, suspended nodes and
+/// stuck shards, which a reader of format 1 must not overlook. Format 3 added quarantined shards, and is
+/// written only where there are any, so that a cluster can be upgraded node by node.
 const FORMAT: u16 = 3;
-/// The format of a record without parked shards, and of a table's annex.
+/// The format of a record without quarantined shards, and of a table's metadata.
 const FORMAT_PLAIN: u16 = 2;
 
 /// The annex of `_cluster`: what was set by verdict or operator. It holds durations and never the time
@@ -36,40 +36,41 @@ pub(crate) struct ClusterRecord {
     /// The tables whose last rebalance failed, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) failures: BTreeMap<TableName, String>,
-    /// Who is to lead next.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) heir: Option<NodeId>,
-    /// Who stands for election; nobody where everybody may.
+    /// The node that is to lead next.
+    #[serde(rename = "heir", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) transfer_target: Option<NodeId>,
+    /// The candidates for election; none where every node may be one.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) candidates: BTreeSet<NodeId>,
     /// Shards that have been in motion for longer than the handoff timeout, the first of each table.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) stuck: BTreeMap<TableName, BTreeSet<ShardId>>,
-    /// Shards that nobody may have, since whoever had them crashed.
+    /// Quarantined shards: no node may have them, because their hosts crashed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) parked: BTreeMap<TableName, BTreeMap<ShardId, Parked>>,
-    /// Which life each table is in, and who has still to stop what it hosted of an earlier one.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) lives: BTreeMap<TableName, Life>,
+    /// The generation of each table, and the incarnations that have still to stop what they hosted of an
+    /// earlier one.
+    #[serde(rename = "lives", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) generations: BTreeMap<TableName, TableGeneration>,
     /// Shards that crashed hosts have had in common.
     #[serde(default, skip_serializing_if = "Suspicions::is_empty")]
     pub(crate) suspicions: Suspicions,
-    /// The record of an earlier life of `_cluster` is lost, and with it who may host besides those that are
-    /// registered. It holds until a whole node TTL has passed on the clock of one leader.
+    /// The record of an earlier generation of `_cluster` is lost, and with it the nodes that may host besides
+    /// those that are registered. This holds until a whole node TTL has passed on the clock of one leader.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) lost: bool,
 }
 
-/// One life of a table, from its creation to its deletion.
+/// One generation of a table, from its creation to its deletion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Life {
+pub(crate) struct TableGeneration {
     pub(crate) uid: TableUid,
-    /// Nobody is given a shard before these are over or have stopped.
+    /// No node gets a shard before these are over or have stopped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) awaits: Vec<Run>,
 }
 
-/// One run of a node.
+/// One incarnation of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) node: NodeId,
@@ -79,22 +80,26 @@ pub(crate) struct Run {
 /// What a process knows of the members, as `_cluster` said while it was stored.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Before {
-    /// Which life of `_cluster`.
-    pub(crate) life: Option<TableUid>,
-    /// Who may host, by that one.
+    /// The generation of `_cluster`.
+    pub(crate) generation: Option<TableUid>,
+    /// The incarnations that may host by that one.
     pub(crate) members: Vec<Run>,
-    /// Who could, by the one before.
+    /// The incarnations that could host by the one before.
     pub(crate) former: Vec<Run>,
 }
 
 impl Before {
-    /// Who may host by a life that came before this one.
-    pub(crate) fn this(&self, life: TableUid) -> &[Run] {
-        if self.life.is_some_and(|known| known != life) { &self.members } else { &self.former }
+    /// The incarnations that may host by a generation before this one.
+    pub(crate) fn this(&self, generation: TableUid) -> &[Run] {
+        if self.generation.is_some_and(|known| known != generation) {
+            &self.members
+        } else {
+            &self.former
+        }
     }
 }
 
-/// Why a shard is parked.
+/// Why a shard is quarantined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Parked {
     /// The hosts that it took along, the first one first.
@@ -114,7 +119,7 @@ impl Suspicions {
     }
 }
 
-/// A run that crashed.
+/// An incarnation that crashed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Crashed {
     pub(crate) node: NodeId,
@@ -126,7 +131,7 @@ pub(crate) struct Crashed {
 /// Shards that are suspect for the same crashes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Suspicion {
-    /// Their places in the list of crashes, the first one first.
+    /// Their indices in the list of crashes, the first one first.
     pub(crate) crashes: Vec<usize>,
     pub(crate) shards: BTreeMap<TableName, BTreeSet<ShardId>>,
 }
@@ -137,7 +142,7 @@ pub(crate) struct NodeNote {
     /// An operator drains it. Outlives its restarts.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) drain: bool,
-    /// This run of it is leaving.
+    /// This incarnation of it is leaving.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leaving: Option<Incarnation>,
     /// It goes also where its shards have not moved within the handoff timeout.
@@ -146,10 +151,11 @@ pub(crate) struct NodeNote {
     /// It failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<Failure>,
-    /// Runs of it that were declared failed and replaced since, with the TTL for which each may run on.
+    /// Incarnations of it that were declared failed and replaced since, with the TTL for which each may still
+    /// run.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) former: BTreeMap<Incarnation, Ttl>,
-    /// This run of it vanished together with too many others to be declared failed.
+    /// This incarnation of it vanished together with too many others to be declared failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) suspended: Option<Incarnation>,
 }
@@ -163,14 +169,14 @@ impl NodeNote {
 /// How a node failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
-    /// Which run of it.
+    /// Its incarnation.
     pub(crate) incarnation: Incarnation,
     /// Why, for people. The usual reason is left out: half of a cluster of thousands may fail at once, and
     /// the annex is bounded.
     #[serde(default = "ran_out", skip_serializing_if = "is_ran_out")]
     pub(crate) why: String,
-    /// The TTL of the evicted record, where it was declared failed and may run on for that long: its
-    /// shards stay where they are until this has passed on the leader's own clock.
+    /// The TTL of the evicted record, where the incarnation was declared failed and may still run for that
+    /// long: its shards stay where they are until this has passed on the leader's own clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) runs_on: Option<Ttl>,
     /// It was downed: its process goes down when it reads this, and does not join again.
@@ -179,7 +185,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Nothing of the run goes on.
+    /// Nothing of the incarnation runs any more.
     pub(crate) fn over(incarnation: Incarnation, why: &str) -> Self {
         Self { incarnation, why: brief(why), runs_on: None, downed: false }
     }
@@ -208,7 +214,7 @@ fn is_false(value: &bool) -> bool {
 pub(crate) const RAN_OUT: &str = "its registration ran out";
 
 impl Failure {
-    /// This run's registration ran out.
+    /// This incarnation's registration ran out.
     pub(crate) fn ran_out(incarnation: Incarnation) -> Self {
         Self::over(incarnation, RAN_OUT)
     }
@@ -230,11 +236,11 @@ impl Default for ClusterRecord {
             paused: false,
             pins: BTreeMap::new(),
             failures: BTreeMap::new(),
-            heir: None,
+            transfer_target: None,
             candidates: BTreeSet::new(),
             stuck: BTreeMap::new(),
             parked: BTreeMap::new(),
-            lives: BTreeMap::new(),
+            generations: BTreeMap::new(),
             suspicions: Suspicions::default(),
             lost: false,
         }
@@ -264,8 +270,8 @@ impl ClusterRecord {
         Ok(record)
     }
 
-    /// What [`read_beside`](Self::read_beside) finds among these nodes again is left out: a zone of a
-    /// thousand nodes may fail, and everybody reads each version.
+    /// What [`read_beside`](Self::read_beside) finds among these nodes again is left out: a zone of a thousand
+    /// nodes may fail, and every node reads each version.
     pub(crate) fn write_beside<'a>(
         &self,
         mut listed: impl FnMut(&NodeId) -> Option<&'a NodeEntry>,
@@ -287,8 +293,8 @@ impl ClusterRecord {
         write("write cluster record", &Self { format, ..self.clone() })
     }
 
-    /// Whether both say the same but for nodes that left or whose registrations ran out: that a node is gone
-    /// follows from what everybody sees of it, and all else only from here.
+    /// Whether both say the same except for nodes that left or whose registrations ran out: that a node is gone
+    /// is visible to every node in the node table, and all else only here.
     pub(crate) fn says_what(&self, other: &Self) -> bool {
         let rest = |record: &Self| Self { nodes: BTreeMap::new(), ..record.clone() };
         let note = |note: &NodeNote| NodeNote {
@@ -307,13 +313,13 @@ impl ClusterRecord {
         rest(self) == rest(other) && notes(self) == notes(other)
     }
 
-    /// Whether this node has a place among those who stand for election, or is to lead next.
+    /// Whether this node has a candidate slot, or is to lead next.
     pub(crate) fn has_place(&self, node: &NodeId) -> bool {
         let everybody = self.candidates.is_empty();
-        everybody || self.candidates.contains(node) || self.heir.as_ref() == Some(node)
+        everybody || self.candidates.contains(node) || self.transfer_target.as_ref() == Some(node)
     }
 
-    /// Whether this run of a node was downed.
+    /// Whether this incarnation of a node was downed.
     pub(crate) fn downed(&self, node: &NodeId, run: Incarnation) -> bool {
         let failed = self.nodes.get(node).and_then(|note| note.failed.as_ref());
         failed.is_some_and(|failed| failed.downed && failed.incarnation == run)
@@ -435,7 +441,7 @@ mod tests {
         let table = TableName::new("orders").expect("name");
         record.pins.entry(table.clone()).or_default().insert(ShardId::new(7), node("n1"));
         record.failures.insert(table.clone(), "no room".to_owned());
-        record.heir = Some(node("n3"));
+        record.transfer_target = Some(node("n3"));
         record.stuck.insert(table, BTreeSet::from([ShardId::new(7)]));
         let bytes = record.write().expect("writes");
         assert_eq!(std::str::from_utf8(&bytes).expect("text"), GOLDEN);
@@ -463,13 +469,13 @@ mod tests {
             versions: BTreeMap::from([(table.clone(), Version::new(5))]),
         };
         let run = Run { node: node("n1"), incarnation: Incarnation::from_u128(1) };
-        let life = Life { uid: TableUid::from_u128(9), awaits: vec![run] };
+        let generation = TableGeneration { uid: TableUid::from_u128(9), awaits: vec![run] };
         let shards = BTreeSet::from([3, 4].map(ShardId::new));
         let shards = BTreeMap::from([(table.clone(), shards)]);
         let mut record = ClusterRecord {
             format: FORMAT,
             parked: BTreeMap::from([(table.clone(), BTreeMap::from([(ShardId::new(7), parked)]))]),
-            lives: BTreeMap::from([(table, life)]),
+            generations: BTreeMap::from([(table, generation)]),
             suspicions: Suspicions {
                 crashes: vec![crashed],
                 groups: vec![Suspicion { crashes: vec![0], shards }],

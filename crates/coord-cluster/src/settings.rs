@@ -31,7 +31,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(24 * 3_600);
 /// The least share of nodes at which the mass failure brake may hold.
 const BRAKE_MIN: f64 = 0.01;
-/// The most crashes after which a shard is parked.
+/// The most crashes after which a shard is quarantined.
 const POISON_CRASHES_MAX: u32 = 100;
 
 /// The settings of the runtime.
@@ -86,7 +86,7 @@ pub struct Settings {
     /// 0.01 to 1; 0.5. It applies from 5 nodes on, and to each node for three node TTLs at the most, or until
     /// [`Command::MarkNodeFailed`](crate::Command::MarkNodeFailed) gives it up at once.
     pub mass_failure_brake: f64,
-    /// After so many crashes of its hosts in a row a shard is parked, 2 to 100, or 0 for never; 3.
+    /// After so many crashes of its hosts in a row a shard is quarantined, 2 to 100, or 0 for never; 3.
     pub poison_crashes: u32,
     /// How long after the start of a shard a crash of its host still speaks against it, 1 s to 1 h; 10 s.
     #[serde(with = "duration")]
@@ -94,7 +94,7 @@ pub struct Settings {
     /// Within which time those crashes come, `poison_soon` to 30 days; 1 h.
     #[serde(with = "duration")]
     pub poison_window: Duration,
-    /// After this a parked shard is given another try, 1 s to 30 days; 6 h.
+    /// After this a quarantined shard is released, 1 s to 30 days; 6 h.
     #[serde(with = "duration")]
     pub poison_release: Duration,
     /// Shards of a table for which the code does not say it ([`Table`](crate::Table)), 1 to 2^24; 1024.
@@ -120,11 +120,11 @@ pub struct Settings {
     /// it was aborted, whatever of it runs, and also where it keeps all threads of the runtime busy; false. For
     /// work that can neither be aborted nor looks at its fence.
     pub exit_at_deadline: bool,
-    /// Whether this node stands for election, if it has a place; true.
+    /// Whether this node may be a candidate for election, if it has a candidate slot; true.
     pub candidate: bool,
-    /// How many nodes stand for election and watch the registrations in a cluster of more, at least 3, and 0 for
-    /// all; 5. The leader gives the places, in different zones as far as possible, and a node that goes is
-    /// replaced. Where nobody has led for a leader TTL, all stand.
+    /// How many nodes are candidates for election and watch the registrations in a cluster of more, at least 3,
+    /// and 0 for all; 5. The leader gives the candidate slots, in different zones as far as possible, and
+    /// replaces a node that goes. If no node has led for a leader TTL, all are candidates.
     pub candidates: u32,
     /// A leader hands over to a candidate of the newest version, if that is newer than its own, once it has
     /// been active for this long; never where it is unset. So a rolling update changes leaders once. Versions
@@ -301,7 +301,7 @@ impl Settings {
         self.stop_budget.unwrap_or(self.node_ttl / 6)
     }
 
-    /// When shards are parked, if they ever are.
+    /// When shards are quarantined, if they ever are.
     pub(crate) fn poison(&self) -> Option<PoisonSettings> {
         (self.poison_crashes != 0).then(|| PoisonSettings {
             crashes: self.poison_crashes,
@@ -496,7 +496,7 @@ impl Settings {
         must(
             crashes == 0 || (2..=POISON_CRASHES_MAX).contains(&crashes),
             format!(
-                "poison_crashes is {crashes}; one crash accuses nobody, so it is 2 to \
+                "poison_crashes is {crashes}; one crash is no evidence against a shard, so it is 2 to \
                  {POISON_CRASHES_MAX}, or 0 for never"
             ),
         );
@@ -517,7 +517,7 @@ impl Settings {
         let Strategy::LeaseMajority { patience, release_after, .. } = downing.strategy else {
             return;
         };
-        // It is the TTL of its lease: whoever wins and dies keeps the other side from winning after it.
+        // It is the TTL of the lease: a node that wins and dies keeps the other side from winning after it.
         must(
             Ttl::new(release_after).is_ok(),
             format!("downing: release_after {release_after:?} is not 1 s to 24 h"),

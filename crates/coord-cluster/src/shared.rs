@@ -47,17 +47,17 @@ pub(crate) struct Shared {
     pub(crate) specs: BTreeMap<TableName, TableSpec>,
     /// What gates the coordinator besides its own lease.
     pub(crate) gating: Option<GatingLease>,
-    /// This node's run, while it is registered.
+    /// This node's incarnation, while it is registered.
     pub(crate) registered: watch::Sender<Option<Incarnation>>,
     /// Whether this process may host, and until when.
     pub(crate) gate: Arc<Gate>,
     /// The newest map of each table.
     pub(crate) maps: BTreeMap<TableName, watch::Sender<Option<Arc<ShardMap>>>>,
-    /// What each table's region has to say through the registration, and as which run.
+    /// What each table's region reports through the registration, and under which incarnation.
     pub(crate) reports: watch::Sender<BTreeMap<TableName, (Incarnation, Report)>>,
-    /// Whom this node does not reach, where it tells.
+    /// The nodes that this node does not reach, where it reports them.
     pub(crate) row: watch::Sender<Option<BTreeSet<NodeId>>>,
-    /// Whom this node's side of a partition has downed.
+    /// The nodes that this node's side of a partition has declared failed.
     pub(crate) verdicts: watch::Sender<BTreeMap<NodeId, DownDecision>>,
     /// How busy the shards of each table are that asks for it.
     pub(crate) loads: watch::Sender<BTreeMap<TableName, TableLoad>>,
@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     pub(crate) looks: watch::Sender<u64>,
     /// This node's term, while it leads.
     pub(crate) tenure: watch::Sender<Option<HeldLease>>,
-    /// Told of each change of what this node knows.
+    /// Notified of each change of what this node knows.
     news: watch::Sender<()>,
     events: broadcast::Sender<Arc<Event>>,
     observer: Mutex<Known>,
@@ -87,8 +87,8 @@ pub(crate) struct Shared {
     pub(crate) led: CancellationToken,
 }
 
-/// What this node knows, and how things stand by that, which is found when somebody asks: it names all
-/// members, and most changes interest nobody.
+/// What this node knows, and the status that follows from it. The status is computed when it is asked for: it
+/// names all members, and most changes have no reader.
 #[derive(Debug)]
 struct Known {
     observer: Observer,
@@ -167,7 +167,7 @@ impl Shared {
         let events = take(&mut known.observer);
         known.status = None;
         telemetry::gauges(&known.observer.gauges(&self.node));
-        // Sent under the lock, so that everybody hears of things in the order in which they happened.
+        // Sent under the lock, so that every listener gets the events in the order in which they happened.
         self.news.send_replace(());
         for event in events {
             telemetry::event(&event.kind);
@@ -175,7 +175,7 @@ impl Shared {
             if leads || event.cause == EventSource::Local {
                 tracing::info!(node = %self.node, cause = ?event.cause, "{}", event.kind);
             }
-            // Nobody may be listening.
+            // There may be no listener.
             let _ = self.events.send(Arc::new(event));
         }
     }
@@ -192,7 +192,7 @@ impl Shared {
         Arc::clone(status.get_or_insert_with(|| Arc::new(observer.status())))
     }
 
-    /// Told of each change of what this node knows.
+    /// Notified of each change of what this node knows.
     pub(crate) fn news(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
@@ -213,8 +213,8 @@ impl Shared {
         (self.settings.node_ttl / 10).min(STALL_TICK_MAX)
     }
 
-    /// Whether this process may have been stalled just now, so that nobody must be judged before the next
-    /// look at it.
+    /// Whether this process may have been stalled just now, so that no node must be judged before the next
+    /// check.
     pub(crate) fn may_have_stalled(&self) -> bool {
         self.clock.now().since(*self.ticked.borrow()) > self.stall_tick() * 2
     }
@@ -271,7 +271,7 @@ impl Shared {
         }
     }
 
-    /// This node goes down: told once, and then it ends in order.
+    /// This node shuts down: the reason is reported once, and then the node ends in order.
     pub(crate) fn go_down(&self, why: DownReason) {
         if !self.stop.is_cancelled() && !self.look(Observer::is_down) {
             self.observe(|observer| observer.on_down(why));

@@ -1,4 +1,4 @@
-//! How a cluster stands, as one node sees it.
+//! The state of a cluster, as one node sees it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use coord_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::downing::{DownReason, Posture};
+use crate::downing::{DownReason, PartitionState};
 
 /// The state of a cluster as a whole.
 #[non_exhaustive]
@@ -62,13 +62,13 @@ pub enum Role {
     /// It follows.
     #[default]
     Follower,
-    /// It stands for election.
+    /// It is a candidate.
     Candidate,
     /// It leads.
     Leader,
 }
 
-/// How a node stands to the lease that gates the coordinator.
+/// What a node has of the lease that gates the coordinator.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -100,13 +100,13 @@ impl fmt::Display for Gating {
     }
 }
 
-/// Who leads, as one node sees it.
+/// The leader, as one node sees it.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leader {
-    /// Who.
+    /// The node that leads.
     pub node: NodeId,
-    /// Which run of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// In which term.
     pub term: Term,
@@ -164,7 +164,7 @@ impl fmt::Display for HostFault {
 pub struct Member {
     /// Its name.
     pub id: NodeId,
-    /// Which run of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// Where it is reached.
     pub address: Address,
@@ -186,31 +186,31 @@ pub struct TableStatus {
     pub version: Version,
     /// How many shards it has.
     pub shards: u32,
-    /// How many have no primary, those that are parked not counted.
+    /// How many have no primary; quarantined ones do not count.
     pub orphans: u32,
     /// How many are in motion.
     pub moving: u32,
-    /// Who owns what.
+    /// The owner of each shard.
     pub map: Arc<ShardMap>,
 }
 
-/// How the cluster stands, as one node sees it.
+/// The state of the cluster, as one node sees it.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// The cluster as a whole.
     pub state: ClusterState,
-    /// Who leads, if anybody is known to.
+    /// The leader, if one is known.
     pub leader: Option<Leader>,
     /// This node's part in the election.
     pub role: Role,
-    /// How this node stands to the lease that gates the coordinator.
+    /// What this node has of the lease that gates the coordinator.
     pub gating: Gating,
-    /// Why this node, which leads, can't write down what it has to remember of the cluster, while it can't:
-    /// the record of a cluster is bounded. Members, verdicts and commands wait; unpin or unpark shards, or let
-    /// failed nodes be forgotten, to make room.
+    /// Why this node, which leads, can't store what it has to remember of the cluster, as long as it can't: the
+    /// record of a cluster is bounded. Changes of members, down decisions and commands wait. To make room,
+    /// unpin or release shards, or let failed nodes be forgotten.
     pub unwritten: Option<String>,
-    /// This node's run, while it is registered.
+    /// This node's incarnation, while it is registered.
     pub registered: Option<Incarnation>,
     /// All members, by name; failed ones until they are forgotten.
     pub members: Vec<Member>,
@@ -220,15 +220,15 @@ pub struct Status {
     pub paused: bool,
     /// Shards whose handoff is past its timeout, by table; not more than the first 256 of each.
     pub stuck: BTreeMap<TableName, Vec<ShardId>>,
-    /// Shards that nobody may have since whoever had them crashed, by table.
+    /// Quarantined shards by table: no node gets them, because their hosts crashed.
     pub parked: BTreeMap<TableName, Vec<ShardId>>,
     /// Nodes that vanished together with too many others. Their shards stay with them for three node TTLs at
     /// the most; [`Command::MarkNodeFailed`](crate::Command::MarkNodeFailed) ends that at once.
     pub suspended: Vec<NodeId>,
     /// Whether the store is away.
     pub store_away: bool,
-    /// What this node makes of whom it reaches, where downing is chosen.
-    pub posture: Posture,
+    /// This node's partition state, where downing is chosen.
+    pub partition_state: PartitionState,
     /// The members that this node does not reach, where downing is chosen.
     pub unreachable: Vec<NodeId>,
     /// Why this node went down, once it did. Its runtime ends then.
@@ -256,8 +256,8 @@ impl Status {
         self.members.iter().filter(|member| member.status == status).count()
     }
 
-    /// True when every member that may host is there, every shard that is not parked has an owner, and nothing is about to
-    /// move.
+    /// True when every member that may host is there, every shard that is not quarantined has an owner, and no
+    /// shard is about to move.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         matches!(self.state, ClusterState::SingleNode | ClusterState::MultiNode(Balance::Stable))

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use crate::downing::DownReason;
 use crate::shared::Shared;
 
-/// Performs one of a node's tasks. If it panics, the node goes down: it ends in order, as far as the other
+/// Performs one of a node's tasks. If it panics, the node shuts down: it ends in order, as far as the other
 /// tasks can.
 pub(crate) async fn supervise(
     shared: Arc<Shared>,

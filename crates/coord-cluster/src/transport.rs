@@ -1,8 +1,9 @@
 //! How bytes get from one process to another and back. A transport knows nodes and addresses, and no shards.
 //!
-//! A request is for a [`Recipient`], which is one run of one node. Whoever answers at its address has to be that
-//! run: an address may lead to another node by mistake, and a node that registers again under its name is
-//! another run at the same address. The request is then not handed over, and its sender is told who answers.
+//! A request is for a [`Recipient`], which is one incarnation of one node. Only that incarnation may take it:
+//! an address may lead to another node by mistake, and a node that registers again under its name is another
+//! incarnation at the same address. The request is then not delivered, and its sender gets an error that names
+//! the process at the address.
 //!
 //! [`TcpTransport`] is the one for services; [`MemoryNetwork`] makes transports that reach each other inside
 //! one process, for tests. What it takes to write another one is the trait, [`Transport`].
@@ -23,13 +24,13 @@ pub use self::memory::{MemoryNetwork, MemoryTransport};
 pub(crate) use self::tcp::fuzzing;
 pub use self::tcp::{TcpLimits, TcpTransport};
 
-/// Whom a request is for: one run of a node, and where it is reached.
+/// The process that a request is for: one incarnation of a node, and its address.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Recipient {
     /// Which node.
     pub node: NodeId,
-    /// Which run of it.
+    /// Its incarnation.
     pub incarnation: Incarnation,
     /// Where it is reached.
     pub address: Address,
@@ -42,12 +43,12 @@ impl Recipient {
         Self { node, incarnation, address }
     }
 
-    /// Whether it is the one who answers at its address, which is this run of this node; no run where the
-    /// node is not registered at the moment.
+    /// Checks that this incarnation of this node is the process at the address; `incarnation` is none where
+    /// that process is not registered at the moment.
     ///
     /// # Errors
-    /// With `Effect::None`, naming both: `Misconfigured` for another node, and `Unavailable` for another run,
-    /// which time heals, since the maps will soon name it.
+    /// With `Effect::None`, naming both: `Misconfigured` for another node, and `Unavailable` for another
+    /// incarnation, which heals with time, since the maps will soon name it.
     pub fn check(&self, node: &NodeId, incarnation: Option<Incarnation>) -> Result<()> {
         let (kind, why) = if *node != self.node {
             let why = format!(
@@ -111,9 +112,9 @@ pub trait Transport: Debug + Send + Sync + 'static {
     /// answer is worked out to its end also where the connection it came by is gone.
     fn serve(&self, incoming: Arc<dyn Incoming>);
 
-    /// Sends one request and waits for its answer. It is sent once: whether to ask again is for the
-    /// caller to decide, which is why the error's effect has to be right. It is handed over only where the
-    /// recipient is the one who answers at that moment ([`Recipient::check`]).
+    /// Sends one request and waits for its answer. It is sent once: the caller decides whether to send it
+    /// again, so the error's effect has to be right. It is delivered only if the recipient is the process that
+    /// answers at that moment ([`Recipient::check`]).
     ///
     /// # Errors
     /// With [`Effect::None`](coord_core::Effect::None) only where the request certainly did not reach the
@@ -126,24 +127,24 @@ pub trait Transport: Debug + Send + Sync + 'static {
     /// The request may have been sent.
     async fn call(&self, to: &Recipient, request: Bytes) -> Result<Bytes>;
 
-    /// Takes no more requests, lets those that were taken be answered, and ends. Whoever sent one that
-    /// was not taken learns that with certainty, where the network still lets it.
+    /// Takes no more requests, lets those that were taken be answered, and ends. The sender of a request that
+    /// was not taken gets a certain error, where the network still allows it.
     ///
     /// # Cancel safety
     /// It is closed, and answers may be lost.
     async fn close(&self);
 }
 
-/// Who answers the requests of other processes.
+/// The process that answers the requests of other processes.
 #[async_trait]
 pub trait Incoming: Debug + Send + Sync + 'static {
     /// Which node answers.
     fn node(&self) -> &NodeId;
 
-    /// As which run of it; none while it is not registered. A run that is over never comes back.
+    /// Its incarnation; none while it is not registered. An incarnation that has ended never comes back.
     fn incarnation(&self) -> Option<Incarnation>;
 
-    /// Waits until this is not the run that answers, or not any more. Connections that were made to it end then.
+    /// Waits until this incarnation does not answer any more. Connections that were made to it end then.
     ///
     /// # Cancel safety
     /// Nothing is lost.

@@ -23,7 +23,7 @@ pub enum Consistency {
     BestEffort,
 }
 
-/// Who decides that a grant or a registration has run out.
+/// The party that decides that a grant or a registration has run out.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExpiryJudge {
@@ -53,7 +53,7 @@ pub enum ExpiryClock {
 pub struct Guarantees {
     /// Whether acknowledged writes survive a failover.
     pub consistency: Consistency,
-    /// Who judges expiry.
+    /// The party that judges expiry.
     pub expiry_judge: ExpiryJudge,
     /// By whose clock.
     pub expiry_clock: ExpiryClock,

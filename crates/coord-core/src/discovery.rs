@@ -66,9 +66,9 @@ pub enum NodeEvent {
     Joined(NodeRecord),
     /// A node changed what it says of itself. Plain renewals need not show.
     Updated(NodeRecord),
-    /// A node deregistered or was evicted, and the store has a record of that. A record that is
-    /// merely gone says neither: somebody, or a garbage collector, may have deleted it while the
-    /// node lives. It is [`Expired`](Self::Expired).
+    /// A node deregistered or was evicted, and the store has a record of that. A missing record alone says
+    /// neither: an operator or a garbage collector may have deleted it while the node lives. That is
+    /// [`Expired`](Self::Expired).
     Left {
         /// Which node.
         node: NodeId,
@@ -131,8 +131,8 @@ pub trait Discovery: Debug + Send + Sync + 'static {
     /// See the trait: the registration may have been ended.
     async fn deregister(&self, held: &Registration) -> Result<()>;
 
-    /// Removes another's registration if it is still this incarnation's and nobody has written it since
-    /// the revision that was seen.
+    /// Removes another node's registration if it is still of this incarnation and was not written since the
+    /// revision that was seen.
     ///
     /// # Errors
     /// As `register`.
@@ -156,16 +156,16 @@ pub trait Discovery: Debug + Send + Sync + 'static {
     /// Nothing is lost.
     async fn nodes(&self) -> Result<Vec<NodeRecord>>;
 
-    /// One subscription: first a snapshot, also when it is empty, then changes. A snapshot may come again
-    /// at any time, for a reader that lags or after a gap, and replaces all before it; but a backend that
-    /// tells departures by snapshots only tells no farewell, and keeps the shards of every node that leaves
-    /// waiting. Each node's departure is told, however many go or come at one moment. Several updates of one
-    /// node may be told as one. It ends after the first error, also with `Closed` when the handle is closed
-    /// while it is open; [`Watcher`](crate::watch::Watcher) subscribes again.
+    /// One subscription: first a snapshot, also when it is empty, then changes. A snapshot may come again at
+    /// any time, for a reader that lags or after a gap, and replaces all before it. A backend that shows
+    /// departures by snapshots only reports no deregistration, and so keeps the shards of every leaving node
+    /// waiting. Each node's departure is reported, however many go or come at one moment. Several updates of
+    /// one node may be reported as one. It ends after the first error, also with `Closed` when the handle is
+    /// closed while it is open; [`Watcher`](crate::watch::Watcher) subscribes again.
     ///
-    /// Absence is no statement. Only a recorded deregistration or eviction is
-    /// [`Left`](NodeEvent::Left); whatever else is gone is [`Expired`](NodeEvent::Expired), `judged` only
-    /// where the clock that judges expiry ended the registration and nobody deleted its record. A node
-    /// that a snapshot, or [`nodes`](Self::nodes), lacks is merely gone.
+    /// Absence is no statement. Only a recorded deregistration or eviction is [`Left`](NodeEvent::Left); every
+    /// other missing record is [`Expired`](NodeEvent::Expired), `judged` only where the clock that judges
+    /// expiry ended the registration and the record was not deleted otherwise. A node that a snapshot, or
+    /// [`nodes`](Self::nodes), lacks is merely gone.
     fn watch(&self) -> BoxStream<'static, Result<NodeEvent>>;
 }

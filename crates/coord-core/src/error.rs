@@ -181,7 +181,7 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Unavailable)
     }
 
-    /// True where trying again at the usual pace would only fill the log: somebody has to act first.
+    /// True where trying again at the usual pace would only fill the log: an operator has to act first.
     #[must_use]
     pub fn needs_operator(&self) -> bool {
         matches!(

@@ -26,7 +26,7 @@ pub enum Acquire {
 pub enum Renew {
     /// The grant goes on for its TTL.
     Renewed(Grant),
-    /// The grant is gone, for good; who holds the lease now, if anybody does.
+    /// The grant is gone, for good; with the present holder, if there is one.
     Lost(Option<LeaseRecord>),
 }
 
@@ -48,7 +48,7 @@ pub enum LeaseEvent {
     Snapshot(Option<LeaseRecord>),
     /// There is a new holder, or the record changed.
     Changed(LeaseRecord),
-    /// Nobody holds it: released, expired or deleted.
+    /// It is free: released, expired or deleted.
     Vacant,
 }
 
@@ -144,7 +144,7 @@ pub trait Lease: Debug + Send + Sync + 'static {
     /// the era. A handle that is open meanwhile gives the store its identity back, or fails with
     /// `Misconfigured` from then on: it never goes on in another store under the old origin.
     ///
-    /// A record that somebody else deleted is no release. A backend may keep the lease held for the
+    /// A record that was deleted by another program is no release. A backend may keep the lease held for the
     /// holder that it has seen, and for its TTL at most, before it grants it to another.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ pub trait Lease: Debug + Send + Sync + 'static {
     /// See the trait: the grant may have been ended. Releasing again is harmless.
     async fn release(&self, grant: &Grant) -> Result<Release>;
 
-    /// Who holds the lease now; `None` if nobody does.
+    /// The present holder of the lease; `None` if it is free.
     ///
     /// # Errors
     /// `Unavailable`, `Denied`, `Corrupt`, `Closed`; never with an effect.
@@ -195,11 +195,11 @@ pub trait Lease: Debug + Send + Sync + 'static {
     /// Nothing is lost.
     async fn list(&self, page: Page) -> Result<Listing<LeaseRecord>>;
 
-    /// One subscription: first a snapshot, also when nobody holds the lease, then changes. Renewals need
-    /// not show; another term shows, also one of the same node. A snapshot may come again at any time, for
-    /// a reader that lags or after a gap, and replaces all before it. Changes that follow each other may
-    /// be told as one, so that a vacancy in between need not show to a slow reader. It ends after the first
-    /// error, also with `Closed` when the handle is closed while it is open;
-    /// [`Watcher`](crate::watch::Watcher) subscribes again.
+    /// One subscription: first a snapshot, also when the lease is free, then changes. Renewals need not show;
+    /// another term shows, also one of the same node. A snapshot may come again at any time, for a reader that
+    /// lags or after a gap, and replaces all before it. Changes that follow each other may be reported as one,
+    /// so a vacancy in between need not show to a slow reader. It ends after the first error, also with
+    /// `Closed` when the handle is closed while it is open; [`Watcher`](crate::watch::Watcher) subscribes
+    /// again.
     fn watch(&self, lease: &LeaseName) -> BoxStream<'static, Result<LeaseEvent>>;
 }

@@ -1,4 +1,4 @@
-//! The `Placement` trait: who owns which shard, written by the leader only.
+//! The `Placement` trait: the owner of each shard, written by the leader only.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ pub enum Answered {
     Recorded,
     /// The request has another answer already.
     Already(Answer),
-    /// The fence is not the one that claimed the reserved table last, which it tells: a lower one, or a
-    /// greater one that never claimed it. None if nobody has claimed it.
+    /// The fence is not the one that claimed the reserved table last, which is returned: it is lower, or
+    /// greater and never claimed the table. None if no fence has claimed it.
     Fenced(Option<Fence>),
     /// There is no such request any more.
     Gone,

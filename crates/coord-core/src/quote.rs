@@ -25,7 +25,7 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
-/// Cuts a text that may hold something long which somebody forgot to quote as above.
+/// Cuts a text that may contain something long which was not quoted as above.
 pub(crate) fn cut(text: &mut String) {
     let bytes = text.len();
     let kept = beginning(text, MESSAGE_BYTES_MAX).len();

@@ -151,8 +151,8 @@ impl BackendUrl {
         &self.cluster
     }
 
-    /// Whether the value of an option of this name is never shown: whoever shows a text that may hold a
-    /// URL has to hide it as well.
+    /// Whether the value of an option of this name is never shown: code that shows a text which may hold a URL
+    /// has to hide it as well.
     #[must_use]
     pub fn hides(option: &str) -> bool {
         is_secret(option)

@@ -1,7 +1,7 @@
 //! Whether a node can be reached, judged from when its heartbeats came. Pure: `now` is an argument.
 //!
-//! A detector only suspects. What follows from its suspicion is decided elsewhere
-//! ([`Downing`](crate::Downing)), and nobody loses a shard by it alone.
+//! A detector only suspects. [`Downing`](crate::Downing) decides what follows from its suspicion; by the
+//! suspicion alone no node loses a shard.
 
 mod heartbeat_age;
 mod phi;
@@ -17,18 +17,18 @@ use crate::Reach;
 
 /// Judges from heartbeats whether nodes can be reached.
 ///
-/// An implementation keeps these rules: a node of which it never heard is [`Reach::Reachable`], since
-/// nothing speaks against it; the heartbeats of one run of a node say nothing of another run; a node
-/// that is silent becomes unreachable at some moment and stays so until it is heard again.
+/// An implementation keeps these rules: a node that it never heard is [`Reach::Reachable`], since there is no
+/// evidence against it; the heartbeats of one incarnation of a node say nothing of another incarnation; a
+/// silent node becomes unreachable at some moment and stays so until it is heard again.
 pub trait FailureDetector: Debug + Send + Sync + 'static {
-    /// A heartbeat of this run of a node came. Another run than the last one starts anew.
+    /// A heartbeat of this incarnation of a node came. Another incarnation than the last one starts anew.
     fn on_heartbeat(&mut self, node: &NodeId, incarnation: Incarnation, now: Moment);
 
     /// The node left: nothing is expected of it any more.
     fn forget(&mut self, node: &NodeId);
 
-    /// For so long nobody could be heard, since this process was stalled or the store that brings the
-    /// heartbeats was away: that silence counts against nobody.
+    /// No node could be heard for so long, since this process was stalled or the store that brings the
+    /// heartbeats was unavailable: that silence counts against no node.
     fn excuse(&mut self, silence: Duration);
 
     /// Whether the node can be reached.

@@ -1,35 +1,34 @@
-//! Downing: in a network partition, which side goes on.
+//! Downing: in a network partition, which side continues.
 //!
 //! The decisions are pure: `now` is an argument. The nodes of a cluster whose settings choose downing drive
 //! them (`coord-cluster`).
 //!
 //! ```text
-//!   FailureDetector ──► rows: whom each node reaches ─┐
+//!   FailureDetector ──► rows: reachable nodes of each ┐
 //!   `_cluster`      ──► members, ages, roles, status ─┼─► View ─► Downing ─► Step
 //!   calls           ──► is the store reachable? ──────┘              │
 //!                                                       Stay · Wait · AskLease · ReleaseLease
 //!                                                       Down(these) · DownSelf(why)
 //! ```
 //!
-//! Both sides of a partition decide alone and have to come to the same answer. So a decision depends
-//! only on what both have seen alike: the members before the partition, their ages and roles. Ties
-//! are broken by the lowest name. Where the two may have seen different things (a node that was just
-//! joining or leaving), a side that can't be sure goes down: no survivor is a restart, two survivors
-//! are a split brain.
+//! Each side of a partition decides alone, and both have to come to the same answer. So a decision depends only
+//! on what both have seen alike: the members before the partition, their ages and roles. Ties are broken by the
+//! lowest name. Where the two sides may have seen different things (a node that was just joining or leaving), a
+//! side that can't be sure shuts down: no survivor is a restart, two survivors are a split brain.
 //!
 //! **Ages** are versions of the `_cluster` table, so no clock takes part.
 //!
-//! **Partial connectivity.** Some pairs of nodes may not reach each other although both reach a third.
-//! Where nodes share what they reach ([`View::with_row`]), everybody in such a group cuts the same few
-//! nodes out of it, so that all who stay reach each other; those go down, and the strategy decides
-//! with the rest. Where a node knows only its own row it can't see this, and two majorities that
-//! overlap may each down nodes of the other: then only [`Strategy::LeaseMajority`] keeps to one side.
+//! **Partial connectivity.** Some pairs of nodes may not reach each other although both reach a third node.
+//! Where nodes share what they reach ([`View::with_row`]), all nodes of such a group exclude the same few nodes
+//! from it, so that the others reach each other. The excluded nodes shut down, and the strategy decides with
+//! the rest. A node that knows only its own row can't see this, and two overlapping majorities may each down
+//! nodes of the other: then only [`Strategy::LeaseMajority`] keeps to one side.
 //!
 //! **What downing does not have to guarantee.** That no shard has two hosts (docs/design.md#handoff)
 //! rests on fences and on every node's own deadline, never on the speed or the correctness of these
 //! decisions. Downing is there so that a partition ends with one working cluster.
 //!
-//! Reading order: [`DowningSettings`] and [`Strategy`], [`View`], [`Posture`], [`Downing`]. The
+//! Reading order: [`DowningSettings`] and [`Strategy`], [`View`], [`PartitionState`], [`Downing`]. The
 //! choice of a strategy is the subject of `docs/downing.md`.
 //!
 //! # Sources
@@ -46,7 +45,7 @@ struct Readme;
 
 pub mod detector;
 mod machine;
-mod posture;
+mod partition_state;
 mod settings;
 mod sides;
 mod stability;
@@ -56,7 +55,7 @@ mod tests;
 mod view;
 
 pub use machine::{DownReason, Downing, LeaseAnswer, Step};
-pub use posture::{Posture, Reach};
+pub use partition_state::{PartitionState, Reach};
 pub use settings::{Detecting, DowningSettings, Strategy, Unstable};
 pub use strategy::Warning;
 pub use view::{Member, View};

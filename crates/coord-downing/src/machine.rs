@@ -7,7 +7,7 @@ use std::time::Duration;
 use coord_core::{Moment, NodeId, NodeStatus, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::posture::{Posture, Reach};
+use crate::partition_state::{PartitionState, Reach};
 use crate::settings::{DowningSettings, Strategy};
 use crate::sides::{Part, Sides};
 use crate::stability::{Calm, Shift, Stability};
@@ -16,7 +16,7 @@ use crate::view::{Member, View};
 
 /// How long after a request for the lease that got no answer the next one follows.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// The TTL of a registration, unless another is told.
+/// The TTL of a registration, unless another one is set.
 const NODE_TTL: Duration = Duration::from_secs(90);
 
 /// What is to be done now.
@@ -28,27 +28,27 @@ pub enum Step {
     Stay,
     /// Nothing; ask again then, which is later than now, or when something changed.
     Wait(Moment),
-    /// Ask for the lease of downing, once and without waiting for a turn, and tell
-    /// [`Downing::on_lease`]. While it is held somebody has to renew it.
+    /// Ask for the lease of downing, once and without waiting for a turn, and pass the answer to
+    /// [`Downing::on_lease`]. The driver has to renew the lease while it is held.
     AskLease,
     /// Give the lease back, and tell [`Downing::on_lease_gone`] whatever became of it.
     ReleaseLease,
     /// This side goes on: have these nodes declared failed. It is said again after `stable_after` while
     /// they are still members.
     Down(BTreeSet<NodeId>),
-    /// This node goes down: it stops its regions and its coordinator, and may join again as a new
-    /// incarnation, with a new machine. Nothing else follows. A lease that it still has is left to its TTL.
+    /// This node shuts down: it stops its regions and its coordinator, and may join again as a new incarnation,
+    /// with a new machine. No step follows. A lease that it still has is left to its TTL.
     DownSelf(DownReason),
 }
 
-/// Why a node goes down.
+/// Why a node shuts down.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DownReason {
-    /// The strategy keeps the other side, or nobody.
+    /// The strategy keeps the other side, or no side.
     OtherSide,
-    /// Its own side goes on without it: it reaches only some of those who reach it.
+    /// Its own side continues without it: it reaches only some of the nodes that reach it.
     PartlyConnected,
     /// The other side has the lease.
     LeaseHeld,
@@ -100,11 +100,11 @@ pub enum LeaseAnswer {
     Acquired,
     /// This one has it.
     HeldBy(NodeId),
-    /// Nobody knows: the store did not answer.
+    /// Unknown: the store did not answer.
     Unknown,
 }
 
-/// The downing of one node, from one run of it to its end.
+/// The downing of one node, for one incarnation of it.
 #[derive(Clone, Debug)]
 pub struct Downing {
     settings: DowningSettings,
@@ -113,7 +113,7 @@ pub struct Downing {
     view: Option<View>,
     /// The same, less what may be old, where anything is.
     doubting: Option<View>,
-    /// Who the members were, and on which side.
+    /// The members, and the side of each.
     members: Vec<Member>,
     parts: BTreeMap<NodeId, Part>,
     links: Links,
@@ -132,7 +132,7 @@ pub struct Downing {
 struct Held {
     /// When it was won, or used.
     since: Moment,
-    /// Whether somebody was downed under it.
+    /// Whether a node was downed under it.
     used: bool,
 }
 
@@ -142,7 +142,7 @@ struct Held {
 #[derive(Clone, Debug, Default)]
 struct Links {
     broken: BTreeSet<(NodeId, NodeId)>,
-    /// All that were broken since everybody was reached.
+    /// All pairs that were broken since all nodes were reached.
     ever: BTreeSet<(NodeId, NodeId)>,
 }
 
@@ -248,7 +248,7 @@ impl Downing {
                 self.phase = Phase::Watching;
                 self.trusts = false;
             }
-            // The verdict stands while it is carried out.
+            // The decision stands while it is carried out.
             Phase::Decided { downed, .. } if losers.is_subset(downed) => {}
             _ if changed => {
                 if shifted {
@@ -263,8 +263,8 @@ impl Downing {
         }
     }
 
-    /// The store answers again, or has not answered for a third of a TTL. Whoever was cut off from it
-    /// looks at it for `stable_after` before it decides: the verdict of the others may be there.
+    /// The store answers again, or has not answered for a third of a TTL. A node that was cut off from it looks
+    /// at it for `stable_after` before it decides: the decision of the others may be there.
     pub fn on_store(&mut self, store: Reach, now: Moment) {
         let back = store == Reach::Reachable && self.store != store;
         self.store = store;
@@ -307,7 +307,7 @@ impl Downing {
         self.lease = None;
     }
 
-    /// Whom this node's side has downed; none while nothing is decided.
+    /// The nodes that this node's side has downed; none while nothing is decided.
     #[must_use]
     pub fn downed(&self) -> Option<&BTreeSet<NodeId>> {
         match &self.phase {
@@ -318,10 +318,10 @@ impl Downing {
 
     /// What can be reached, and what that means.
     #[must_use]
-    pub fn posture(&self) -> Posture {
+    pub fn partition_state(&self) -> PartitionState {
         let whole = self.sides().is_none_or(|sides| sides.is_whole());
         let peers = if whole { Reach::Reachable } else { Reach::Unreachable };
-        Posture::of(peers, self.store)
+        PartitionState::of(peers, self.store)
     }
 
     /// What is wrong with the settings for the members that there are.
@@ -347,20 +347,22 @@ impl Downing {
     }
 
     fn decide(&mut self, now: Moment) -> Step {
-        let posture = self.posture();
+        let partition_state = self.partition_state();
         match &mut self.phase {
-            _ if matches!(posture, Posture::Normal | Posture::Frozen) => return Step::Stay,
+            _ if matches!(partition_state, PartitionState::Normal | PartitionState::Frozen) => {
+                return Step::Stay;
+            }
             Phase::Decided { at, .. } => {
                 let again = at.plus(self.settings.stable_after);
                 if now < again {
                     return Step::Wait(again);
                 }
-                return self.down_losers(posture, now);
+                return self.down_losers(partition_state, now);
             }
-            Phase::Won => return self.down_losers(posture, now),
+            Phase::Won => return self.down_losers(partition_state, now),
             Phase::Asking { at, until } => {
                 let (at, until) = (*at, *until);
-                return self.ask(posture, at, until, now);
+                return self.ask(partition_state, at, until, now);
             }
             Phase::Watching | Phase::Down(_) => {}
         }
@@ -374,7 +376,7 @@ impl Downing {
             return Step::Stay;
         }
         if !self.trusts && self.is_in_doubt() {
-            // By then whoever can't write its row is not registered any more.
+            // By then a node that can't write its row is not registered any more.
             let certain = since.plus(self.settings.stable_after).plus(self.node_ttl);
             if now < certain {
                 return Step::Wait(certain);
@@ -388,10 +390,10 @@ impl Downing {
         match verdict {
             _ if partly => self.down_self(DownReason::PartlyConnected),
             Verdict::GoesDown => self.down_self(DownReason::OtherSide),
-            Verdict::GoesOn => self.down_losers(posture, now),
+            Verdict::GoesOn => self.down_losers(partition_state, now),
             Verdict::Lease { .. } if self.lease.is_some() => {
                 self.phase = Phase::Won;
-                self.down_losers(posture, now)
+                self.down_losers(partition_state, now)
             }
             Verdict::Lease { majority } => {
                 let Strategy::LeaseMajority { minority_delay, patience, .. } =
@@ -403,13 +405,19 @@ impl Downing {
                 let at = since.plus(self.settings.stable_after).max(now).plus(delay);
                 let until = at.plus(patience);
                 self.phase = Phase::Asking { at, until };
-                self.ask(posture, at, until, now)
+                self.ask(partition_state, at, until, now)
             }
         }
     }
 
-    fn ask(&mut self, posture: Posture, at: Moment, until: Moment, now: Moment) -> Step {
-        if posture == Posture::Isolated {
+    fn ask(
+        &mut self,
+        partition_state: PartitionState,
+        at: Moment,
+        until: Moment,
+        now: Moment,
+    ) -> Step {
+        if partition_state == PartitionState::Isolated {
             return Step::Stay;
         }
         if now >= until {
@@ -425,9 +433,9 @@ impl Downing {
         Step::AskLease
     }
 
-    fn down_losers(&mut self, posture: Posture, now: Moment) -> Step {
-        // A verdict is a write.
-        if posture == Posture::Isolated {
+    fn down_losers(&mut self, partition_state: PartitionState, now: Moment) -> Step {
+        // A down decision is a write.
+        if partition_state == PartitionState::Isolated {
             return Step::Stay;
         }
         let losers = self.sides().map(|sides| sides.losers()).unwrap_or_default();

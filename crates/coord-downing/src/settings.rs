@@ -18,8 +18,8 @@ const PROBE_EVERY_MIN: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Strategy {
-    /// The side with more members; of two equal ones the side of the lowest name. With three sides and
-    /// no majority nobody goes on.
+    /// The side with more members; of two equal ones the side of the lowest name. With three sides and no
+    /// majority no side continues.
     #[default]
     KeepMajority,
     /// The side of the oldest member.
@@ -28,13 +28,13 @@ pub enum Strategy {
         #[serde(default = "yes")]
         down_if_alone: bool,
     },
-    /// A side with at least so many members. It has no answer, and all go down, while there are more
-    /// than 2 × quorum − 1 members. Until the quorum was there once, nobody is downed.
+    /// A side with at least so many members. The strategy has no answer, and all nodes shut down, while there
+    /// are more than 2 × quorum − 1 members. Until the quorum was there once, no node is downed.
     StaticQuorum {
         /// How many, 1 to 65,534.
         quorum: u32,
     },
-    /// The side of this node. Without it nobody goes on.
+    /// The side of this node. Without it no side continues.
     KeepReferee {
         /// The node.
         referee: NodeId,
@@ -44,14 +44,14 @@ pub enum Strategy {
         /// How much later the other side asks; 2 s.
         #[serde(with = "duration", default = "minority_delay")]
         minority_delay: Duration,
-        /// How long a side asks a store that gives no answer, before it goes down; 10 s.
+        /// How long a side asks a store that gives no answer, before it shuts down; 10 s.
         #[serde(with = "duration", default = "patience")]
         patience: Duration,
         /// How long the winner keeps the lease, so that the other side does not get it after all; 40 s.
         #[serde(with = "duration", default = "release_after")]
         release_after: Duration,
     },
-    /// Nobody. For networks whose failures can't be told apart.
+    /// No side. For networks whose failures can't be told apart.
     DownAll,
 }
 
@@ -107,12 +107,12 @@ impl Strategy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unstable {
-    /// All go down three quarters of `stable_after` after the first moment at which a decision was possible
-    /// since a member came back, or was lost once more. Members that are lost one after the other and stay
-    /// lost are waited for. With a lease, the side asks for it so much after the first loss.
+    /// All nodes shut down three quarters of `stable_after` after the first moment at which a decision was
+    /// possible since a member came back, or was lost once more. Members that are lost one after the other and
+    /// stay lost are waited for. With a lease, the side asks for it so much after the first loss.
     #[default]
     Auto,
-    /// All go down so much after that moment.
+    /// All nodes shut down so much after that moment.
     #[serde(with = "duration")]
     After(Duration),
     /// The decision waits as long as it takes.
@@ -168,7 +168,8 @@ pub struct DowningSettings {
     /// How often each member is probed, where the cluster is given a probe; 1 s.
     #[serde(with = "duration")]
     pub probe_every: Duration,
-    /// What judges from the answers, or from the heartbeats in Discovery, who can be reached.
+    /// The detector that judges which nodes are reachable, from their answers or from their heartbeats in
+    /// Discovery.
     pub detector: Detecting,
 }
 
@@ -312,8 +313,8 @@ impl DowningSettings {
                 faults.push(format!("quorum is {quorum}; it is 1 to {NODES_MAX}"));
             }
             Strategy::LeaseMajority { minority_delay, patience, release_after } => {
-                // The loser asks at the latest when its unrest and its patience are over. The winner,
-                // who may have asked at once, must still hold the lease then.
+                // The loser asks at the latest when its unrest and its patience are over. The winner may have
+                // asked at once, and must still hold the lease then.
                 match self.unrest_limit() {
                     None => faults.push(
                         "down_all_when_unstable is off: with a lease each side has to decide in time"

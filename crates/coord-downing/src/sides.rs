@@ -1,4 +1,4 @@
-//! Who is on this node's side.
+//! The members on this node's side.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,11 +11,11 @@ use crate::view::{Member, View};
 /// same parts.
 #[derive(Debug)]
 pub(crate) struct Sides<'a> {
-    /// Those of this node's group who all reach each other.
+    /// The members of this node's group that all reach each other.
     pub(crate) mine: Vec<&'a Member>,
-    /// Those of this node's group who have to go, so that the rest reach each other.
+    /// The members of this node's group that have to go, so that the rest reach each other.
     pub(crate) cut: Vec<&'a Member>,
-    /// Those whom the group does not reach.
+    /// The members that the group does not reach.
     pub(crate) other: Vec<&'a Member>,
     /// Joining nodes that the group does not reach: the other side may count them by now.
     pub(crate) joining: Vec<&'a Member>,
@@ -46,8 +46,8 @@ impl<'a> Sides<'a> {
             };
             part.push(member);
         }
-        // One that says itself that it does not reach this side is not taken in by it, and whoever has the
-        // store, as who hears of that does, sees when another leader takes it in.
+        // A joining node that reports this side as unreachable is not admitted by it. That report came through
+        // the store, so this node would also see another leader admit the joining node.
         let misses = |member: &&Member| {
             let mut group = group.keys();
             group.any(|&id| view.is_broken(id, &member.id) && !view.is_missed_by(id, &member.id))
@@ -73,13 +73,13 @@ impl<'a> Sides<'a> {
         parts.into_iter().flat_map(placed).collect()
     }
 
-    /// Everybody whom this side has to down if it goes on.
+    /// All nodes that this side has to down if it continues.
     pub(crate) fn losers(&self) -> BTreeSet<NodeId> {
         self.cut.iter().chain(&self.other).map(|member| member.id.clone()).collect()
     }
 }
 
-/// The members that this node reaches, directly or through others who tell whom they reach.
+/// The members that this node reaches, directly or through others that report which nodes they reach.
 fn group(view: &View) -> BTreeMap<&NodeId, &Member> {
     let Some(me) = view.member(view.me()).filter(|me| me.counts()) else { return BTreeMap::new() };
     let mut found = BTreeMap::from([(&me.id, me)]);
@@ -98,8 +98,8 @@ fn group(view: &View) -> BTreeMap<&NodeId, &Member> {
     found
 }
 
-/// Whom to take out of the group until nobody fails to reach anybody: time and again the one who fails
-/// to reach the most, then one without the role, then the youngest.
+/// Which members to exclude until all that are left reach each other: again and again the one that misses the
+/// most others, then one without the role, then the youngest.
 fn cut<'a>(
     view: &View,
     group: &BTreeMap<&'a NodeId, &'a Member>,

@@ -15,7 +15,7 @@ pub(crate) enum Calm {
     Never,
 }
 
-/// What a member that changed sides says of the network.
+/// What a member's change of sides says of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shift {
     /// Nodes were lost that were reached before, and none came back.
@@ -63,13 +63,13 @@ impl Stability {
         Self { in_time: true, ..self }
     }
 
-    /// Everybody is reachable.
+    /// All members are reachable.
     pub(crate) fn on_quiet(&mut self) {
         self.trouble = None;
     }
 
-    /// A member became reachable or unreachable, and somebody is unreachable. The wait begins anew. Members
-    /// that are lost one after the other and stay lost are no unrest: there is an end to it.
+    /// A member became reachable or unreachable, and at least one is unreachable. The wait begins anew. Members
+    /// that are lost one after the other and stay lost are no unrest: that comes to an end.
     pub(crate) fn on_shift(&mut self, shift: Shift, now: Moment) {
         // After a long quiet it is another trouble.
         let recent = |since: Moment| now.since(since) < self.stable_after.saturating_mul(2);
@@ -86,8 +86,8 @@ impl Stability {
         });
     }
 
-    /// Members came or went, and somebody is unreachable. The wait begins anew, and it is no unrest: there
-    /// is an end to it, and all nodes that decide see the same.
+    /// Members came or went, and at least one is unreachable. The wait begins anew, and it is no unrest: that
+    /// comes to an end, and all nodes that decide see the same.
     pub(crate) fn on_members(&mut self, now: Moment) {
         self.trouble.get_or_insert(Trouble::new(now)).last = now;
     }
@@ -107,7 +107,7 @@ impl Stability {
         }
     }
 
-    /// How quiet it is; none if everybody is reachable.
+    /// How quiet it is; none if all members are reachable.
     pub(crate) fn calm(&self, now: Moment) -> Option<Calm> {
         let Trouble { first, unrest, shifted, last } = self.trouble?;
         let stable = last.plus(self.stable_after);

@@ -8,12 +8,12 @@ use crate::settings::{DowningSettings, Strategy};
 use crate::sides::Sides;
 use crate::view::{Member, View};
 
-/// What a strategy says of this node's side.
+/// A strategy's answer for this node's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It goes on.
     GoesOn,
-    /// It goes down.
+    /// It shuts down.
     GoesDown,
     /// A lease decides; the side that is the majority asks first.
     Lease {
@@ -22,8 +22,8 @@ pub(crate) enum Verdict {
     },
 }
 
-/// What is wrong with the settings for the members that there are. Nothing fails yet; at a partition all
-/// nodes would go down.
+/// What is wrong with the settings for the present members. Nothing fails yet; at a partition all nodes would
+/// shut down.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Warning {
@@ -80,7 +80,7 @@ fn too_many(members: usize, quorum: u32) -> bool {
     members as u64 >= u64::from(quorum) * 2
 }
 
-/// Who is never cut out of a group, since the strategy goes by it.
+/// The node that is never excluded from a group, since the strategy goes by it.
 pub(crate) fn keeps(strategy: &Strategy) -> Option<&NodeId> {
     match strategy {
         Strategy::KeepReferee { referee } => Some(referee),
@@ -107,7 +107,7 @@ pub(crate) fn judge(settings: &DowningSettings, sides: &Sides<'_>) -> Verdict {
         Strategy::KeepMajority if counts.joining == 0 => counts.is_majority(),
         Strategy::KeepMajority => counts.mine.len() > counts.other.len() + counts.joining,
         Strategy::KeepOldest { down_if_alone } => {
-            // Also where the other side has seen leave whoever is leaving here.
+            // Also where the other side has seen a node leave that is leaving here.
             counts.has_oldest(*down_if_alone) && counts.settled().has_oldest(*down_if_alone)
         }
         Strategy::StaticQuorum { quorum } => {
@@ -141,7 +141,7 @@ impl<'a> Counts<'a> {
         }
     }
 
-    /// Without those of this side who are leaving.
+    /// Without the leaving nodes of this side.
     fn settled(&self) -> Self {
         let stays = |member: &&&Member| member.status != NodeStatus::Draining;
         Self {

@@ -635,7 +635,7 @@ fn down(nodes: &[usize]) -> Step {
 fn peers_and_store_there_is_business_as_usual() {
     let mut node = machine(Strategy::KeepMajority);
     node.on_view(view(0, 5, &[]), at(0));
-    assert_eq!(node.posture(), Posture::Normal);
+    assert_eq!(node.partition_state(), PartitionState::Normal);
     assert_eq!(node.next(at(1000)), Step::Stay);
 }
 
@@ -644,7 +644,7 @@ fn the_store_away_freezes_the_view_and_downs_nobody() {
     let mut node = machine(Strategy::DownAll);
     node.on_view(view(0, 5, &[]), at(0));
     node.on_store(Reach::Unreachable, at(1));
-    assert_eq!(node.posture(), Posture::Frozen);
+    assert_eq!(node.partition_state(), PartitionState::Frozen);
     assert_eq!(node.next(at(1000)), Step::Stay);
 }
 
@@ -652,7 +652,7 @@ fn the_store_away_freezes_the_view_and_downs_nobody() {
 fn peers_away_and_the_store_there_is_decided_by_the_strategy() {
     let mut node = machine(Strategy::KeepMajority);
     node.on_view(view(0, 5, &[3, 4]), at(0));
-    assert_eq!(node.posture(), Posture::Split);
+    assert_eq!(node.partition_state(), PartitionState::Split);
     assert_eq!(node.next(at(0)), Step::Wait(at(20)));
     assert_eq!(node.next(at(20)), down(&[3, 4]));
     let mut node = machine(Strategy::KeepMajority);
@@ -665,7 +665,7 @@ fn peers_and_store_away_is_a_node_that_downs_nobody_else() {
     let mut node = machine(Strategy::KeepMajority);
     node.on_store(Reach::Unreachable, at(0));
     node.on_view(view(0, 5, &[3, 4]), at(0));
-    assert_eq!(node.posture(), Posture::Isolated);
+    assert_eq!(node.partition_state(), PartitionState::Isolated);
     assert_eq!(node.next(at(20)), Step::Stay, "it can't write a verdict");
     // Back again, it looks first at what the others have written.
     node.on_store(Reach::Reachable, at(50));
@@ -846,7 +846,7 @@ fn what_may_be_old_is_waited_for_once_also_where_a_lease_decides() {
         view.with_row(id(1), []).with_row(id(2), [])
     };
     node.on_view(rows(&[2]), at(0));
-    assert_eq!(node.posture(), Posture::Split);
+    assert_eq!(node.partition_state(), PartitionState::Split);
     assert_eq!(node.next(at(20)), Step::Wait(at(50)));
     assert_eq!(node.next(at(50)), Step::AskLease, "it is so");
     node.on_view(rows(&[2]), at(51));

@@ -10,8 +10,9 @@ use coord_core::{Label, NodeId, NodeStatus, Version};
 pub struct Member {
     /// Its name.
     pub id: NodeId,
-    /// The version of the `_cluster` table that made it Active: the lower, the older. Of two with the
-    /// same, the lower name counts as older. So whoever is still joining will be younger than all members.
+    /// The version of the `_cluster` table that made it Active: the lower, the older. Of two with the same
+    /// version, the lower name counts as older. So a node that is still joining will be younger than all
+    /// members.
     pub since: Version,
     /// What it is there for.
     pub roles: BTreeSet<Label>,
@@ -64,12 +65,12 @@ impl Member {
 pub struct View {
     me: NodeId,
     members: BTreeMap<NodeId, Member>,
-    /// For each node that tells, whom it does not reach.
+    /// For each node that reports it, the nodes that it does not reach.
     rows: BTreeMap<NodeId, BTreeSet<NodeId>>,
 }
 
 impl View {
-    /// The view of the node `me`, which reaches everybody. Of two members with one name the last counts.
+    /// The view of the node `me`, which reaches all nodes. Of two members with one name the last counts.
     #[must_use]
     pub fn new(me: NodeId, members: impl IntoIterator<Item = Member>) -> Self {
         let members = members.into_iter().map(|member| (member.id.clone(), member)).collect();
@@ -77,15 +78,15 @@ impl View {
         Self { me, members, rows }
     }
 
-    /// With whom this node does not reach.
+    /// With the nodes that this node does not reach.
     #[must_use]
     pub fn with_unreachable(self, nodes: impl IntoIterator<Item = NodeId>) -> Self {
         let me = self.me.clone();
         self.with_row(me, nodes)
     }
 
-    /// With whom a node says that it does not reach, as this node has heard of it, directly or through
-    /// others. A node whose row is not given is one that did not tell, not one that reaches everybody.
+    /// With the nodes that a node reports as unreachable, as far as this node knows it, directly or through
+    /// others. A node without a row has reported nothing; that does not mean that it reaches all nodes.
     #[must_use]
     pub fn with_row(mut self, observer: NodeId, nodes: impl IntoIterator<Item = NodeId>) -> Self {
         let mut row: BTreeSet<NodeId> = nodes.into_iter().collect();
@@ -120,19 +121,19 @@ impl View {
         self.member(id).is_some_and(Member::counts)
     }
 
-    /// Whether a node is known to tell whom it reaches.
+    /// Whether a node is known to report which nodes it reaches.
     pub(crate) fn tells(&self, id: &NodeId) -> bool {
         self.rows.contains_key(id)
     }
 
-    /// Whether one of the two says that it does not reach the other.
+    /// Whether one of the two reports the other as unreachable.
     #[must_use]
     pub fn is_broken(&self, one: &NodeId, other: &NodeId) -> bool {
         let misses = |from: &NodeId, to| self.rows.get(from).is_some_and(|row| row.contains(to));
         misses(one, other) || misses(other, one)
     }
 
-    /// Which member says of which that it does not reach it.
+    /// The pairs of members of which the first reports the second as unreachable.
     pub(crate) fn broken(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
         let rows = self.rows.iter().filter(|(from, _)| self.is_counted(from));
         rows.flat_map(|(from, row)| {
@@ -141,14 +142,14 @@ impl View {
         })
     }
 
-    /// Whether a node says itself that it does not reach this one.
+    /// Whether a node itself reports this one as unreachable.
     pub(crate) fn is_missed_by(&self, id: &NodeId, by: &NodeId) -> bool {
         self.rows.get(by).is_some_and(|row| row.contains(id))
     }
 
-    /// This view without what only an old row may say. Where somebody does not reach a node that does not
-    /// say the same, that node is dead, or can't write its row; and then whoever still says to reach it may
-    /// be unable to write, too. What this node reaches itself is never in doubt. None where nothing is.
+    /// This view without what may only be in an old row. If a node is reported unreachable and does not report
+    /// the same, it is dead, or can't write its row; a node that still reports to reach it may be unable to
+    /// write, too. What this node reaches itself is never in doubt. None where nothing is.
     pub(crate) fn doubting(&self) -> Option<Self> {
         let says = |from: &NodeId, to| self.rows.get(from).is_none_or(|row| row.contains(to));
         let missed = self.rows.get(&self.me).into_iter().flatten();

@@ -87,7 +87,7 @@ impl ProcessClock {
     #[must_use]
     pub fn until(&self, fence: &ShardFence) -> Option<Duration> {
         let left = fence.deadline()?.since(self.now());
-        // A tick before, so that what is rounded here accuses nobody.
+        // A tick before, so that rounding here makes no node look late.
         Some((self.world.elapsed() + left * 1000 / self.rate).saturating_sub(TICK))
     }
 }

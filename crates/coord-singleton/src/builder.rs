@@ -1,4 +1,4 @@
-//! How a job is to run.
+//! The settings of a job.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ const REQUEST_TIMEOUT_MAX: Duration = Duration::from_secs(2);
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const RESTART_PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// How a job is to run on one node of many. What is not said follows from the TTL; everything is checked
-/// together by [`start`](Self::start).
+/// The settings of a job that runs on one node of many. Times that are not set follow from the TTL; everything
+/// is checked together by [`start`](Self::start).
 #[derive(Clone, Debug)]
 #[must_use = "nothing runs before it is started"]
 pub struct SingletonBuilder {
@@ -82,8 +82,8 @@ impl SingletonBuilder {
         self
     }
 
-    /// How long this node waits before it stands for the lease again after the job ended; 1 s unless said.
-    /// It doubles while the job fails, and begins anew once it ran for longer than the longest pause.
+    /// How long this node waits before it is a candidate again after the job ended; 1 s by default. The pause
+    /// doubles while the job fails, and begins anew once the job ran for longer than the longest pause.
     pub fn restart_pause(mut self, pause: Duration) -> Self {
         self.restart_pause = pause;
         self
@@ -114,8 +114,8 @@ impl SingletonBuilder {
         self
     }
 
-    /// Checks it all, and stands for the lease from now on, in a task of its own. `job` makes a future
-    /// that runs in another task, once for each time that this node holds the lease.
+    /// Checks everything, and is a candidate for the lease from now on, in a task of its own. `job` makes a
+    /// future that runs in another task, once for each time that this node holds the lease.
     ///
     /// # Errors
     /// `Invalid`, naming every contradiction; `Internal` outside a Tokio runtime.

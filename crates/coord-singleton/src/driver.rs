@@ -108,7 +108,7 @@ impl Driver {
     /// Waits until this moment, or until there is something to take in.
     async fn wait(&mut self, until: Option<Moment>) {
         let (clock, guard) = (Arc::clone(&self.clock), &self.guard);
-        // Told once: the deadline says it from then on.
+        // Awaited once: afterwards the deadline shows it.
         let lost = async {
             match guard.as_ref().filter(|guard| guard.ended().is_none()) {
                 Some(guard) => drop(guard.lost().await),
@@ -162,7 +162,7 @@ impl Driver {
         self.tell(State::Ended(Ended::Stopped));
     }
 
-    /// Tells where it stands, once for each change.
+    /// Publishes the state, once for each change.
     fn show(&self) {
         let fence = || self.guard.as_ref().map(|guard| guard.fence());
         let state = match (self.machine.phase(), fence()) {

@@ -64,8 +64,8 @@ pub enum Next {
     /// It is done: the lease is given back, and this node does not stand for it any more. Another node
     /// that waits runs its own; what may be done only once is to be remembered where the fence is checked.
     Done,
-    /// It wants to run again: the lease is given back, and this node stands for it after the restart
-    /// pause, so that another may be faster.
+    /// It wants to run again: the lease is released, and this node is a candidate again after the restart
+    /// pause, so that another node may be faster.
     Again,
 }
 
@@ -120,7 +120,7 @@ pub enum Ended {
     Failed(Arc<Error>),
 }
 
-/// Where a singleton stands on this node.
+/// The state of a singleton on this node.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub enum State {
@@ -130,7 +130,7 @@ pub enum State {
     Running(Fence),
     /// The job was told to stop, and the lease is still this node's.
     Stopping(Fence),
-    /// It stands for the lease again after this pause; why, unless the job asked for it.
+    /// It is a candidate again after this pause; with the failure, unless the job asked for it.
     Resting(Duration, Option<Failure>),
     /// It is over.
     Ended(Ended),
@@ -204,7 +204,7 @@ impl Singleton {
         &self.name
     }
 
-    /// Where it stands on this node, to look at or to follow.
+    /// Its state on this node, to look at or to follow.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()

@@ -46,7 +46,7 @@ pub(crate) enum JobEnd {
     Gone,
 }
 
-/// Where it stands.
+/// The state.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
     /// It wants the lease.
@@ -79,7 +79,7 @@ pub(crate) enum EndReason {
 pub(crate) struct Machine {
     times: Times,
     phase: Phase,
-    /// Somebody wants it to end.
+    /// It is asked to end.
     stop: bool,
     /// Failures in a row.
     failures: u32,
@@ -98,7 +98,7 @@ impl Machine {
         self.stop
     }
 
-    /// Somebody wants it to end.
+    /// It is asked to end.
     pub(crate) fn on_stop(&mut self) {
         self.stop = true;
     }
@@ -208,7 +208,7 @@ impl Machine {
                 } else if *seen {
                     Turn::Wait(Some(stop_at))
                 } else if now >= begun_by {
-                    // There is nobody who could be told to stop.
+                    // There is no job that could be told to stop.
                     self.stop_job(EndReason::Failed(Failure::NeverStarted), since, now)
                 } else {
                     Turn::Wait(Some(stop_at.min(begun_by)))

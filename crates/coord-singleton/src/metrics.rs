@@ -11,7 +11,7 @@ pub(crate) fn started(lease: &LeaseName) {
     counter!("cluster_singleton_starts", "lease" => lease.to_string()).increment(1);
 }
 
-/// A singleton stands so on this node now.
+/// The state of a singleton on this node has changed.
 pub(crate) fn state(lease: &LeaseName, state: &State) {
     let runs = matches!(state, State::Running(_) | State::Stopping(_));
     let lease = lease.to_string();

@@ -11,7 +11,7 @@ struct Replaced {
     except: &'static [&'static str],
 }
 
-const REPLACED: [Replaced; 13] = [
+const REPLACED: [Replaced; 18] = [
     replaced("Tenure", "HeldLease"),
     replaced("Ran", "RunOutcome"),
     replaced("Watched::Away", "Watched::Disconnected"),
@@ -24,6 +24,11 @@ const REPLACED: [Replaced; 13] = [
     replaced("Duty", "JobContext"),
     replaced("leave_by_force", "leave_now"),
     replaced("gated_by", "require_lease"),
+    replaced("Posture", "PartitionState"),
+    replaced("Watchman", "PartitionDriver"),
+    replaced("Tenancy", "HostingState"),
+    replaced("GivesWay", "Yields"),
+    replaced("late_heir", "late_target"),
     replaced("coord::placement::", "coord::strategies::"),
 ];
 

@@ -1,19 +1,19 @@
-//! Who stands for election in a cluster of many. Pure.
+//! Which nodes of a large cluster are candidates for election. Pure.
 //!
-//! Whoever stands watches the registrations and tries for the leader's lease, so that the load on the store
-//! grows with how many do. The leader gives places to a few, and writes their names into `_cluster`:
+//! A candidate watches the registrations and tries for the leader's lease, so the load on the store grows with
+//! their number. The leader gives candidate slots to a few nodes, and writes their names into `_cluster`:
 //!
 //! ```text
-//!   no names in `_cluster`      everybody stands: a small cluster, a new one, or a leader of an older version
-//!   names                       those who have a place stand, and whoever is named to lead next
-//!   the lease is vacant for     everybody stands, until somebody leads and has given places anew
+//!   no names in `_cluster`      every node: a small cluster, a new one, or a leader of an older version
+//!   names                       the nodes with a slot, and the one that is named to lead next
+//!   the lease is vacant for     every node, until one leads and has given the slots anew
 //!   longer than its TTL, or
-//!   nobody keeps it that long
+//!   no holder keeps it that long
 //! ```
 //!
-//! So there is somebody to stand whatever becomes of those who have places, also if all are lost at once. A
-//! place is kept while its node is active, so that what it has seen of the others stays of use; the leader
-//! has one always.
+//! So there are candidates whatever happens to the nodes with a slot, also if all are lost at once. A node
+//! keeps its slot while it is active, so that what it has seen of the others stays of use. The leader always
+//! has one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,8 @@ pub(crate) struct Applicant<'a> {
     pub(crate) since: Option<Version>,
 }
 
-/// Who has one of so many places from now on; nobody where there are none, so that everybody stands.
+/// The nodes that have one of so many candidate slots from now on; none if there are no slots, so that every
+/// node is a candidate.
 pub(crate) fn give(
     places: usize,
     me: &NodeId,

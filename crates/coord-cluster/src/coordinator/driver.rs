@@ -40,7 +40,7 @@ pub(crate) enum Ended {
     /// The lease is lost.
     Lost(Lost),
     /// The lease is to be released, and left to this node first.
-    GaveWay(NodeId),
+    Yielded(NodeId),
     /// The lease is to be released.
     Release(&'static str),
     /// The lease is to be released, and no new one wanted for a while.
@@ -57,7 +57,9 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost(lost) => write!(f, "the lease is lost: {lost}"),
-            Self::GaveWay(heir) => write!(f, "{heir} is to lead, and was slower"),
+            Self::Yielded(transfer_target) => {
+                write!(f, "{transfer_target} is to lead, and was slower")
+            }
             Self::Release(why) => f.write_str(why),
             Self::Refused(why) => f.write_str(why),
             Self::Panicked(message) => write!(f, "the leader's task panicked: {message}"),
@@ -72,14 +74,14 @@ pub(crate) async fn lead(
     shared: &Arc<Shared>,
     guard: &LeaseGuard,
     gate: Option<watch::Receiver<Option<HeldLease>>>,
-    late_heir: Option<NodeId>,
+    late_target: Option<NodeId>,
     local: &mut mpsc::Receiver<LocalCommand>,
 ) -> Ended {
     let rules = Rules::new(&shared.settings, shared.judging);
     let now = shared.clock.now();
     let mut machine = Machine::new(shared.node.clone(), guard.fence(), rules, &shared.specs, now);
     machine.on_gate(gate.is_none());
-    machine.has_waited_for(late_heir);
+    machine.has_waited_for(late_target);
     machine.on_before(shared.look(Observer::before));
     for (name, seen) in shared.seen() {
         machine.on_history(&name, seen);
@@ -106,19 +108,19 @@ pub(crate) struct Lead<'a> {
     guard: &'a LeaseGuard,
     /// The tenure of the lease that gates the tables, where there is one.
     gate: Option<watch::Receiver<Option<HeldLease>>>,
-    /// The tenure of it that the machine was told of.
+    /// The tenure of it that the machine knows.
     require_lease: Option<HeldLease>,
     machine: Machine,
     /// The number of the look at the nodes that is under way.
     look: Option<u64>,
-    /// Who waits for which answer.
+    /// The callers that wait, by their answers.
     asked: BTreeMap<Ticket, Asker>,
     tickets: Ticket,
     /// Requests that were taken in and have not been forgotten by the store.
     seen: BTreeSet<RequestId>,
 }
 
-/// Who asked.
+/// The caller.
 #[derive(Debug)]
 enum Asker {
     Local(oneshot::Sender<Reply>),
@@ -136,7 +138,7 @@ impl Lead<'_> {
         let mut ticked = shared.ticked.subscribe();
         loop {
             while shared.may_have_stalled() {
-                // Whoever seems late may have been unseen only.
+                // A node that seems late may only have been unseen.
                 tokio::select! {
                     biased;
                     () = shared.stop.cancelled() => return Ended::Stopped,
@@ -213,8 +215,9 @@ impl Lead<'_> {
         self.require_lease = now;
     }
 
-    /// Whether a step has to wait for the lease that gates the tables. By its clock, right before the
-    /// write; a write that is on its way all the same is fenced by the claim of whoever holds it next.
+    /// Whether a step has to wait for the lease that gates the tables. This is decided by the lease's clock,
+    /// right before the write. A write that is already on its way is fenced by the claim of the lease's next
+    /// holder.
     fn is_gated(&self, step: &Step) -> bool {
         let (Step::Claim(table, _) | Step::Publish(table, ..)) = step else { return false };
         let held = || self.require_lease.as_ref().is_some_and(HeldLease::is_held);
@@ -224,7 +227,7 @@ impl Lead<'_> {
     async fn stopped(&self, stop: Stop) -> Ended {
         match stop {
             Stop::SteppedDown => Ended::Release("a command asked for it"),
-            Stop::GivesWay(heir) => Ended::GaveWay(heir),
+            Stop::Yields(transfer_target) => Ended::Yielded(transfer_target),
             Stop::Deleted(table) => {
                 tracing::warn!(%table, "the table was deleted");
                 Ended::Release("a table was deleted")
@@ -369,13 +372,13 @@ impl Lead<'_> {
         }
     }
 
-    /// Tells whoever asked. An answer that can't be brought at all is left out: the asker then counts
-    /// the command as unanswered.
+    /// Answers the caller. An answer that can't be delivered at all is left out: the caller then counts the
+    /// command as unanswered.
     async fn answer(&mut self, ticket: Ticket, reply: &Reply) -> Result<Outcome> {
         let id = match self.asked.remove(&ticket) {
             None => return Ok(Outcome::Answered),
             Some(Asker::Local(sender)) => {
-                // Nobody may be waiting any more.
+                // The caller may have stopped waiting.
                 let _ = sender.send(reply.clone());
                 return Ok(Outcome::Answered);
             }
@@ -403,11 +406,11 @@ impl Lead<'_> {
         })
     }
 
-    /// Tells those who wait in this process that the term is over.
+    /// Tells the callers in this process that the term is over.
     fn dismiss(&mut self) {
         for asker in std::mem::take(&mut self.asked).into_values() {
             if let Asker::Local(sender) = asker {
-                // Nobody may be waiting any more.
+                // The caller may have stopped waiting.
                 let _ = sender.send(Reply::Refused(CommandError::Lost));
             }
         }

@@ -35,7 +35,7 @@ pub(crate) enum Note {
     Pin(TableName, ShardId, NodeId),
     Unpin(TableName, ShardId),
     Unpark(TableShard),
-    Heir(NodeId),
+    TransferTarget(NodeId),
 }
 
 impl Note {
@@ -67,7 +67,7 @@ impl Note {
                 }
                 record.parked.retain(|_, parked| !parked.is_empty());
             }
-            Self::Heir(node) => record.heir = Some(node),
+            Self::TransferTarget(node) => record.transfer_target = Some(node),
         }
     }
 }
@@ -80,7 +80,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) view: &'a View,
     pub(crate) tables: Vec<TableName>,
     pub(crate) map: &'a dyn Fn(&TableName) -> Option<Arc<ShardMap>>,
-    /// Whether a run may still host and reports nothing.
+    /// Whether an incarnation may still host and reports nothing.
     pub(crate) lingers: &'a dyn Fn(&NodeEntry) -> bool,
 }
 
@@ -163,8 +163,8 @@ impl Bench<'_> {
         if seat.entry.status == NodeStatus::Failed {
             return Ok(Vec::new());
         }
-        // Once the verdict can't be forgotten, the registration is evicted, and only the TTL after
-        // that frees the node's shards.
+        // Once the failure can't be forgotten, the registration is evicted, and only the TTL after that frees
+        // the node's shards.
         let (incarnation, runs_on) = match self.view.presence(node) {
             Some(Presence::Present(seen)) => (seen.info.incarnation, Some(seen.ttl)),
             _ => (seat.entry.incarnation, None),
@@ -269,7 +269,7 @@ impl Bench<'_> {
         Ok(vec![Write::Owners(table.clone(), owners.clone())])
     }
 
-    /// A run that was declared failed or replaced may still run, so nobody may take its place yet.
+    /// An incarnation that was declared failed or replaced may still run, so no node may take its place yet.
     fn leaves_where_it_runs(
         &self,
         map: &ShardMap,
@@ -334,6 +334,6 @@ impl Bench<'_> {
             Some(Presence::Present(seen)) if seen.info.candidate && seat.may_lead() => {}
             _ => return Err(CommandError::NotCandidate { node: to.clone() }),
         }
-        Ok(vec![Write::Note(Note::Heir(to.clone())), Write::StepDown])
+        Ok(vec![Write::Note(Note::TransferTarget(to.clone())), Write::StepDown])
     }
 }

@@ -1,7 +1,7 @@
 //! How busy the shards of one table are, as far as the leader knows. Pure: `now` is an argument.
 //!
-//! A node speaks of its shards once a minute at most, and a shard that moved is in nobody's report for a
-//! while. What was known of it before goes on counting, lest its new owner look idle and be given more.
+//! A node reports its shards once a minute at most, and a shard that moved is in no report for a while. Its
+//! former load counts until then, lest its new owner look idle and get more shards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) struct Loads {
 }
 
 impl Loads {
-    /// Takes in what the registrations say. Loads that are not known yet hold balance back for a while.
+    /// Takes the reports of the registrations. Loads that are not known yet hold balance back for a while.
     pub(crate) fn take(
         &mut self,
         table: &TableName,

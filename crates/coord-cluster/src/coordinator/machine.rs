@@ -20,12 +20,12 @@ use coord_core::{
 use coord_placement::{Assignment, PlacementStrategy, Plan};
 
 use super::candidacy::{self, Applicant};
+use super::generations;
 use super::judge::{self, Note, Write};
-use super::lives;
 use super::loads::{Figures, Loads};
 use super::placing::{Failed, Next, Placing, Question};
 use super::poisoning::{self, Hosted, Poisoning};
-use super::roster::{self, Roster, Seat, Sources, Suspect, Taken, Tenancy, Timers};
+use super::roster::{self, HostingState, PendingEviction, Roster, Seat, Sources, Taken, Timers};
 use super::rules::{PAUSE_MIN, Rules};
 use super::succession::{Candidate, Succession};
 use crate::commands::{Command, CommandError, CommandSummary, Reply};
@@ -40,7 +40,7 @@ use crate::supervise;
 const COMMANDS_MAX: usize = 1_024;
 /// How often a command is begun anew after a conflict or a failed write.
 const COMMAND_TRIES_MAX: u8 = 5;
-/// How often an answer is sent that nobody confirms.
+/// How often an answer is sent that is not confirmed.
 const ANSWER_TRIES_MAX: u8 = 4;
 /// One shard of this many may be in motion, unless the settings say otherwise.
 const MOTIONS_SHARE: u32 = 10;
@@ -52,7 +52,7 @@ const BY_COMMAND: &str = "command";
 /// And the one of the first rebalance of a term.
 const BY_TERM: &str = "term";
 
-/// Whom a command came from, as the driver counts.
+/// The caller of a command, as the driver counts.
 pub(crate) type Ticket = u64;
 /// The ticket of what the leader asks of itself.
 const NOBODY: Ticket = 0;
@@ -95,10 +95,10 @@ pub(crate) enum Step {
     /// Publish a map after this version.
     Publish(TableName, Version, Arc<ShardMap>),
     /// Evict a registration.
-    Evict(Suspect),
+    Evict(PendingEviction),
     /// Make a plan for a table.
     Plan(TableName, Arc<Job>),
-    /// Tell whoever asked.
+    /// Answer the caller.
     Answer(Ticket, Reply),
 }
 
@@ -119,11 +119,11 @@ pub(crate) enum Stop {
     /// A command asked for it; the lease is to be released.
     SteppedDown,
     /// This node is to lead, and was slower.
-    GivesWay(NodeId),
-    /// A table was deleted. What its next life gives to hosts has to be newer than what the last one gave, so
-    /// that it takes another term.
+    Yields(NodeId),
+    /// A table was deleted. What its next generation gives to hosts has to be newer than what the last one
+    /// gave, so it takes another term.
     Deleted(TableName),
-    /// A write was refused: somebody else leads, or the store went back.
+    /// A write was refused: another node leads, or the store went back.
     Fenced,
     /// The reserved table can't be used.
     Refused(String),
@@ -169,11 +169,11 @@ pub(crate) struct Machine {
     fence: Fence,
     rules: Rules,
     view: Arc<View>,
-    /// Whether the view is no older than the claims: else a run that only the former leader has seen
-    /// would count as one that is over.
+    /// Whether the view is no older than the claims. If it were older, an incarnation that only the former
+    /// leader has seen would count as over.
     looked: bool,
-    /// What the registrations showed of a former life, before the first table was claimed; none before that
-    /// was looked at, and where `_cluster` has been written.
+    /// What the registrations showed of a former generation, before the first table was claimed; none before
+    /// they were looked at, and where `_cluster` has been written.
     traces: Option<bool>,
     /// Where the record of the members was lost: until then a node that no record names may still host.
     lost_until: Option<Moment>,
@@ -192,11 +192,11 @@ pub(crate) struct Machine {
     /// Runs that are evicted and still show in the view.
     evicted: BTreeMap<NodeId, Incarnation>,
     /// An eviction that came too late for the revision that was seen, with the newer one.
-    evict_again: Option<Suspect>,
-    /// Which shards are parked and suspect; none before `_cluster` is read, or where none ever is.
+    evict_again: Option<PendingEviction>,
+    /// The quarantined shards and the pending_evictions; none before `_cluster` is read, or where quarantine is off.
     poison: Option<Poisoning>,
     tables: BTreeMap<TableName, Table>,
-    /// Whom this node's side of a partition has downed, and that is still to be written.
+    /// The nodes that this node's side of a partition has downed, as far as that is still to be stored.
     verdicts: BTreeMap<NodeId, DownDecision>,
     /// Each with how often it was begun before.
     queue: VecDeque<(Ticket, Command, u8)>,
@@ -213,9 +213,9 @@ pub(crate) struct Machine {
     /// Whether the tables may be written: false where a further lease gates them and is not held.
     open: bool,
     succession: Option<Succession>,
-    /// Who was to lead and was waited for in vain.
-    late_heir: Option<NodeId>,
-    /// What this process knows of earlier lives of `_cluster`.
+    /// The transfer target that was waited for in vain.
+    late_target: Option<NodeId>,
+    /// What this process knows of earlier generations of `_cluster`.
     before: Before,
     stop: Option<Stop>,
 }
@@ -224,7 +224,7 @@ pub(crate) struct Machine {
 #[derive(Debug)]
 struct Unwritten {
     why: String,
-    /// Whether a verdict is among what is missing: it is not remembered until somebody says it again.
+    /// Whether a down decision is among what is missing: it is not remembered until it is reported again.
     verdict: bool,
 }
 
@@ -241,8 +241,8 @@ struct Table {
     /// Failed rebalances in a row.
     failures: u32,
     check_at: Moment,
-    /// The runs that its map names, and whether they may host; with whom it was last looked at.
-    tenancy: Vec<Tenancy>,
+    /// The incarnations that its map names, and whether they may host; with the roster of the last look.
+    tenancy: Vec<HostingState>,
     /// Runs that may host although they report nothing.
     lingering: BTreeSet<(NodeId, Incarnation)>,
     /// What the last plan started from, and for which version that holds.
@@ -268,7 +268,7 @@ impl Table {
 
     /// Whether it is claimed, and no node was ever given a shard of it.
     fn is_new(&self) -> bool {
-        self.map.as_ref().is_some_and(|map| lives::is_new(map))
+        self.map.as_ref().is_some_and(|map| generations::is_new(map))
     }
 }
 
@@ -354,7 +354,7 @@ impl Machine {
             failures: 0,
             open: true,
             succession: rules.newer_leads_after.map(Succession::new),
-            late_heir: None,
+            late_target: None,
             before: Before::default(),
             stop: None,
             rules,
@@ -368,7 +368,7 @@ impl Machine {
         }
     }
 
-    /// What this process knows of earlier lives of `_cluster`, before it led.
+    /// What this process knew of earlier generations of `_cluster` before it led.
     pub(crate) fn on_before(&mut self, before: Before) {
         self.before = before;
     }
@@ -383,8 +383,8 @@ impl Machine {
     }
 
     /// This node has waited for that one to lead, and does not give way to it again.
-    pub(crate) fn has_waited_for(&mut self, heir: Option<NodeId>) {
-        self.late_heir = heir;
+    pub(crate) fn has_waited_for(&mut self, transfer_target: Option<NodeId>) {
+        self.late_target = transfer_target;
     }
 
     /// The lease that gates the tables is held now, or not any more. Only between two steps.
@@ -393,7 +393,7 @@ impl Machine {
             return;
         }
         if held {
-            // Whoever held it meanwhile may have written.
+            // Another holder may have written meanwhile.
             for table in self.tables.values_mut() {
                 table.stale = table.map.is_some();
             }
@@ -418,8 +418,8 @@ impl Machine {
         self.queue.push_back((ticket, command, 0));
     }
 
-    /// This node's side of a partition goes on without these. Each verdict is written at most once: who
-    /// means them says them again.
+    /// This node's side of a partition continues without these nodes. Each down decision is written at most
+    /// once: downing reports it again if it still holds.
     pub(crate) fn on_verdicts(&mut self, verdicts: &BTreeMap<NodeId, DownDecision>) {
         self.verdicts.clone_from(verdicts);
     }
@@ -505,8 +505,8 @@ impl Machine {
         self.answers.pop_front().map(|(ticket, reply)| Step::Answer(ticket, reply))
     }
 
-    /// A periodic check reads everything first: nobody tells the leader of a table that was deleted, or
-    /// of a write of its own that arrived long after it had counted as failed.
+    /// A periodic check reads everything first: the leader does not hear of a table that was deleted, or of a
+    /// write of its own that arrived long after it had counted as failed.
     fn next_check(&mut self, now: Moment) -> Option<Step> {
         if !self.open {
             return None;
@@ -522,10 +522,10 @@ impl Machine {
         self.next_read()
     }
 
-    /// Looks for traces of a former life where `_cluster` is new. Nobody has reported anything of a table
-    /// where none was ever claimed.
+    /// Looks for traces of a former generation where `_cluster` is new. No node has reported anything of a
+    /// table if none was ever claimed.
     fn take_traces(&mut self) {
-        let is_new = self.cluster.as_ref().is_some_and(|cluster| lives::is_new(cluster));
+        let is_new = self.cluster.as_ref().is_some_and(|cluster| generations::is_new(cluster));
         if self.traces.is_none() && self.looked && is_new {
             let shows = |info: &NodeInfo| !info.reports.is_empty() || !info.ended.is_empty();
             self.traces = Some(self.view.present().any(|record| shows(&record.info)));
@@ -537,7 +537,7 @@ impl Machine {
         let Some(cluster) = &self.cluster else {
             return Some(Step::Claim(TableName::cluster(), cluster_header()));
         };
-        if self.traces.is_none() && lives::is_new(cluster) {
+        if self.traces.is_none() && generations::is_new(cluster) {
             return Some(Step::Look);
         }
         let claim = self.tables.iter().find_map(|(name, table)| {
@@ -577,11 +577,12 @@ impl Machine {
             record: &self.record,
             owns: &owns,
         };
-        let Taken { roster, record, suspects, crashed, wake } =
+        let Taken { roster, record, pending_evictions, crashed, wake } =
             roster::take(&sources, &mut self.timers, now);
-        let gone =
-            |suspect: &Suspect| self.evicted.get(&suspect.node) == Some(&suspect.incarnation);
-        if let Some(suspect) = suspects.into_iter().find(|suspect| !gone(suspect)) {
+        let gone = |suspect: &PendingEviction| {
+            self.evicted.get(&suspect.node) == Some(&suspect.incarnation)
+        };
+        if let Some(suspect) = pending_evictions.into_iter().find(|suspect| !gone(suspect)) {
             let again = self.evict_again.take().filter(|again| {
                 (&again.node, again.incarnation) == (&suspect.node, suspect.incarnation)
             });
@@ -629,15 +630,15 @@ impl Machine {
         Ok(wake)
     }
 
-    /// Until when the members stay as `_cluster` shows them, so that more changes go into its next version;
-    /// none if what was found counts now. Meanwhile all goes on as if it had not been seen yet. Nothing is put off
-    /// that others have to wait for: neither a verdict nor a command, a suspension or a run that may go on.
-    /// A rebalance that comes due ends it, so as to go by the newest members.
+    /// Deadline until which changes of the members are batched into the next version of `_cluster`; none to
+    /// write them now. Until then everything goes on as if they had not been seen. A change that others wait
+    /// for is never put off: a down decision, a command, a suspension, or an incarnation that may still run. A
+    /// rebalance that comes due ends the batch, so that it is planned with the newest members.
     fn gathers_until(&self, record: &ClusterRecord, now: Moment) -> Option<Moment> {
         let (told, until) = self.gathers?;
         let idle = self.current.is_none() && self.queue.is_empty() && self.verdicts.is_empty();
         let dues = self.tables.values().filter_map(|table| Some(table.due.as_ref()?.at));
-        // One that was due when everybody was told goes by that: else it would never come to its end.
+        // A rebalance that was due at the last version goes by that version: else it would never end.
         let due = dues.filter(|at| self.open && *at > told).min();
         let until = due.map_or(until, |due| until.min(due));
         let waits = idle && self.placed.is_some() && until > now;
@@ -648,10 +649,11 @@ impl Machine {
     /// incarnation that a map names or that is awaited may host for its whole TTL, unless it shows that it
     /// has stopped. An incarnation that no record names may do so as well. Returns when this time is over.
     fn take_loss(&mut self, cluster: &ShardMap, now: Moment) -> Option<Moment> {
-        let lives = &self.record.lives;
+        let generations = &self.record.generations;
         let mut tables = self.tables.iter().filter_map(|(name, it)| Some((name, it.map.as_ref()?)));
-        let unknown = tables.any(|(name, map)| !lives::is_new(map) && !lives.contains_key(name));
-        let is_late = lives::is_new(cluster)
+        let unknown =
+            tables.any(|(name, map)| !generations::is_new(map) && !generations.contains_key(name));
+        let is_late = generations::is_new(cluster)
             && (self.traces == Some(true) || !self.before.this(cluster.uid()).is_empty());
         if unknown || (self.lost_until.is_none() && (is_late || self.record.lost)) {
             if !self.record.lost {
@@ -669,7 +671,12 @@ impl Machine {
         self.record.lost = false;
         let tables = self.tables.iter().filter(|(_, table)| table.is_new());
         for name in tables.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
-            self.trigger_table(&name, "the hosts of its former life are over", "members", now);
+            self.trigger_table(
+                &name,
+                "the hosts of its former generation are over",
+                "members",
+                now,
+            );
         }
         None
     }
@@ -681,7 +688,7 @@ impl Machine {
         let listed = self.tables.values().filter_map(|table| table.map.as_ref());
         let listed = listed.flat_map(|map| map.nodes().iter().flatten());
         let listed = listed.map(|entry| (&entry.id, entry.incarnation));
-        let awaited = self.record.lives.values().flat_map(|life| &life.awaits);
+        let awaited = self.record.generations.values().flat_map(|generation| &generation.awaits);
         let runs: BTreeSet<_> =
             listed.chain(awaited.map(|run| (&run.node, run.incarnation))).collect();
         let failed = |node: &NodeId| self.record.nodes.get(node)?.failed.as_ref();
@@ -723,9 +730,10 @@ impl Machine {
         seen.chain([self.rules.node_ttl]).max().unwrap_or_default()
     }
 
-    /// Finds the tables that are in another life than before, and who has still to stop the earlier one.
+    /// Finds the tables that are in another generation than before, and the incarnations that have still to
+    /// stop the earlier one.
     fn take_lives(&mut self, cluster: &ShardMap, now: Moment) {
-        let mut lives = std::mem::take(&mut self.record.lives);
+        let mut generations = std::mem::take(&mut self.record.generations);
         let sources = Sources {
             me: &self.me,
             rules: &self.rules,
@@ -740,15 +748,15 @@ impl Machine {
         let (mut begin, mut born) = (Vec::new(), Vec::new());
         for (name, table) in &self.tables {
             let Some(map) = &table.map else { continue };
-            if lives.get(name).is_some_and(|life| life.uid != map.uid()) {
+            if generations.get(name).is_some_and(|known| known.uid != map.uid()) {
                 born.push(name.clone());
             }
             let table = (name, &**map, table.spec.handoff);
-            if lives::take(&sources, &self.timers, &mut lives, before, table, now) {
+            if generations::take(&sources, &self.timers, &mut generations, before, table, now) {
                 begin.push(name.clone());
             }
         }
-        self.record.lives = lives;
+        self.record.generations = generations;
         for name in born {
             self.record.parked.remove(&name);
             if let Some(poison) = &mut self.poison {
@@ -757,24 +765,30 @@ impl Machine {
             }
         }
         for name in begin {
-            self.trigger_table(&name, "the hosts of its former life have stopped", "members", now);
+            self.trigger_table(
+                &name,
+                "the hosts of its former generation have stopped",
+                "members",
+                now,
+            );
         }
     }
 
-    /// Whether hosts of an earlier life of the table have still to stop.
+    /// Whether hosts of an earlier generation of the table have still to stop.
     fn awaits_former_life(&self, name: &TableName) -> bool {
-        let life = self.record.lives.get(name);
-        life.is_some_and(|life| !life.awaits.is_empty()) || self.awaits_unknown(name)
+        let generation = self.record.generations.get(name);
+        generation.is_some_and(|generation| !generation.awaits.is_empty())
+            || self.awaits_unknown(name)
     }
 
-    /// Whether somebody may host an earlier life of the table whom nobody knows any more.
+    /// Whether an incarnation that is not known any more may host an earlier generation of the table.
     fn awaits_unknown(&self, name: &TableName) -> bool {
         let Some(table) = self.tables.get(name).filter(|_| self.record.lost) else { return false };
         table.spec.handoff != Handoff::Eager && table.is_new()
     }
 
-    /// Runs that another one of their node followed, unseen and without a word of theirs. The process may have
-    /// been gone for a while, and most are back at once.
+    /// Incarnations that another one of their node followed, without having been seen to end and without a
+    /// report of their own. The process may have been gone for a while, and most are back at once.
     fn replaced(&self, roster: &Roster, now: Moment) -> Vec<Fall> {
         let fall = |(node, seat): (&NodeId, &Seat)| {
             let before = &self.roster.seat(node)?.entry;
@@ -787,7 +801,8 @@ impl Machine {
         roster.0.iter().filter_map(fall).collect()
     }
 
-    /// Runs ended that nobody asked to. Where so many vanish that the brake holds, none of it is evidence.
+    /// Incarnations ended unplanned. If so many vanish that the mass-failure guard holds, none of it is
+    /// evidence.
     fn on_crashes(&mut self, falls: &[Fall], now: Moment) {
         let Some(poison) = self.poison.as_mut().filter(|_| !falls.is_empty()) else { return };
         if self.record.nodes.values().any(|note| note.suspended.is_some()) {
@@ -800,7 +815,7 @@ impl Machine {
         poison.on_crashes(falls, &hosted.collect::<Vec<_>>(), now);
     }
 
-    /// Gives shards another try that have been parked for long, and writes down what is; tells when the
+    /// Releases shards that have been quarantined for long, and writes down the present ones. Returns when the
     /// next one is due.
     fn take_poison(&mut self, now: Moment) -> Option<Moment> {
         let old = self.poison.as_mut()?.release_old(now);
@@ -813,7 +828,7 @@ impl Machine {
         poison.releases_at()
     }
 
-    /// Finds which runs that the maps name may still host; tells when the first of them has to stop.
+    /// Finds which incarnations that the maps name may still host. Returns when the first of them has to stop.
     fn take_tenancy(&mut self, cluster: &ShardMap, now: Moment) -> Option<Moment> {
         let sources = Sources {
             me: &self.me,
@@ -831,11 +846,11 @@ impl Machine {
             let mut lingering = BTreeSet::new();
             table.tenancy.clear();
             for node in map.nodes() {
-                let tenancy = node.as_ref().map_or(Tenancy::Ended, |node| {
+                let tenancy = node.as_ref().map_or(HostingState::Stopped, |node| {
                     let run = (&node.id, node.incarnation);
                     roster::tenancy(&sources, &self.timers, run, now)
                 });
-                if let (Some(node), Tenancy::Lingers(until)) = (node, tenancy) {
+                if let (Some(node), HostingState::MayStillRun(until)) = (node, tenancy) {
                     lingering.insert((node.id.clone(), node.incarnation));
                     wake = wake.into_iter().chain(until).min();
                 }
@@ -884,7 +899,7 @@ impl Machine {
         wake
     }
 
-    /// Who has a place among those who stand for election.
+    /// The nodes that have a candidate slot.
     fn candidates(&self) -> BTreeSet<NodeId> {
         let applicants = willing(&self.roster, &self.view).map(|(seat, seen)| Applicant {
             node: &seen.id,
@@ -1114,7 +1129,8 @@ impl Machine {
     fn waits_for_members(&self, name: &TableName, map: &ShardMap) -> bool {
         let active = self.roster.active();
         let Some(table) = self.tables.get(name) else { return false };
-        let hosted = |(count, tenancy): (u32, &Tenancy)| count > 0 && *tenancy != Tenancy::Ended;
+        let hosted =
+            |(count, tenancy): (u32, &HostingState)| count > 0 && *tenancy != HostingState::Stopped;
         active > 0
             && active < self.rules.min_members
             && !map.counts().into_iter().zip(&table.tenancy).any(hosted)
@@ -1149,7 +1165,7 @@ impl Machine {
         let homeless = table.map.as_ref().is_some_and(|map| {
             let hosted = |slot: Slot| {
                 let tenancy = slot.index().and_then(|index| table.tenancy.get(index));
-                tenancy.is_some_and(|tenancy| *tenancy != Tenancy::Ended)
+                tenancy.is_some_and(|tenancy| *tenancy != HostingState::Stopped)
             };
             let primary = |shard| map.owner_slots(shard).next();
             let parked = self.record.parked.get(name);
@@ -1205,7 +1221,7 @@ impl Machine {
         self.queue.remove(index)
     }
 
-    /// Begins to write a verdict, as the command to declare the node failed would.
+    /// Begins to write a down decision, as the command to declare the node failed would.
     fn begin_verdict(&mut self, now: Moment) -> bool {
         while let Some((node, DownDecision { incarnation, why })) = self.verdicts.pop_first() {
             let stays =
@@ -1271,7 +1287,8 @@ impl Machine {
             Write::Owners(table, _) | Write::Rebalance(table, _)
                 if self.awaits_former_life(&table) =>
             {
-                let why = format!("hosts of the former life of table {table} have not stopped yet");
+                let why =
+                    format!("hosts of the former generation of table {table} have not stopped yet");
                 Front::Refused(CommandError::Failed { why })
             }
             Write::Owners(table, owners) => self.front_owners(&table, &owners),
@@ -1442,8 +1459,8 @@ impl Machine {
         }
     }
 
-    /// A request that stays unanswered is carried out once more by whoever leads next, so that a
-    /// command to step down would go from leader to leader.
+    /// A request that stays unanswered is carried out once more by the next leader, so a command to step down
+    /// would go from leader to leader.
     fn answer_again(&mut self, ticket: Ticket, reply: Reply) {
         self.answer_tries += 1;
         if self.answer_tries < ANSWER_TRIES_MAX {
@@ -1492,16 +1509,16 @@ impl Machine {
         match ClusterRecord::read_beside(&map) {
             Ok(mut record) => {
                 self.published.clone_from(&record);
-                // Whoever leads now, the succession is settled, unless this node was only faster than
-                // the one that is to lead, and has not seen so before.
-                let heir = record.heir.take().filter(|heir| {
-                    *heir != self.me
+                // This node leads now, so the succession is settled, unless the node was only faster than the
+                // transfer target, and has not seen so before.
+                let transfer_target = record.transfer_target.take().filter(|transfer_target| {
+                    *transfer_target != self.me
                         && self.cluster.is_none()
-                        && self.late_heir.as_ref() != Some(heir)
-                        && matches!(self.view.presence(heir), Some(Presence::Present(_)))
+                        && self.late_target.as_ref() != Some(transfer_target)
+                        && matches!(self.view.presence(transfer_target), Some(Presence::Present(_)))
                 });
-                if let Some(heir) = heir {
-                    self.stop = Some(Stop::GivesWay(heir));
+                if let Some(transfer_target) = transfer_target {
+                    self.stop = Some(Stop::Yields(transfer_target));
                 }
                 if self.poison.is_none() {
                     let seen = self.tables.iter().map(|(name, table)| (name.clone(), &table.seen));
@@ -1587,7 +1604,7 @@ impl Machine {
 
     /// An evicted registration: of a node that was declared failed, or that fell silent.
     fn on_evicted(&mut self, step: Step, now: Moment) {
-        let Step::Evict(Suspect { node, incarnation, .. }) = step else { return };
+        let Step::Evict(PendingEviction { node, incarnation, .. }) = step else { return };
         let failed = self.record.nodes.get(&node).and_then(|note| note.failed.as_ref());
         match failed.filter(|failed| failed.incarnation == incarnation) {
             Some(Failure { runs_on, .. }) => {
@@ -1620,7 +1637,7 @@ impl Machine {
         }
     }
 
-    /// The node has been heard since: a verdict stands, silence does not.
+    /// The node has been heard since: a down decision stays, silence does not count.
     fn on_alive(
         &mut self,
         step: &Step,
@@ -1637,7 +1654,8 @@ impl Machine {
         };
         // Plain renewals need not show in the watch, so the revision that was seen may be an old one.
         if verdict && seen == Some(&suspect.revision) {
-            self.evict_again = Some(Suspect { revision: revision.clone(), ..suspect.clone() });
+            self.evict_again =
+                Some(PendingEviction { revision: revision.clone(), ..suspect.clone() });
         } else {
             let lives = !verdict && incarnation == suspect.incarnation;
             if lives {

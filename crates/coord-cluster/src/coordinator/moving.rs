@@ -11,21 +11,21 @@
 
 use coord_core::{Motion, MotionPhase, Report, ShardId, Slot, Version};
 
-use super::roster::Tenancy;
+use super::roster::HostingState;
 use crate::handoff::Handoff;
 
 /// What the moves of one table go by.
 pub(super) struct Moves<'a> {
     pub(super) handoff: Handoff,
     /// Of each slot of the current map.
-    pub(super) tenancy: &'a [Tenancy],
-    /// What the very run in each slot reports of this life of the table.
+    pub(super) tenancy: &'a [HostingState],
+    /// What the incarnation in each slot reports of this generation of the table.
     pub(super) reports: Vec<Option<&'a Report>>,
     /// The version that is being made.
     pub(super) next: Version,
 }
 
-/// Where a shard stands in the next version.
+/// The owners of a shard in the next version.
 #[derive(Debug, PartialEq)]
 pub(super) struct Resolved {
     pub(super) row: Vec<Slot>,
@@ -45,27 +45,27 @@ pub(super) struct Trip<'a> {
 }
 
 impl Moves<'_> {
-    fn tenancy(&self, slot: Slot) -> Tenancy {
+    fn tenancy(&self, slot: Slot) -> HostingState {
         let known = slot.index().map(|index| self.tenancy.get(index).copied());
-        known.map_or(Tenancy::Ended, |known| known.unwrap_or(Tenancy::Reports))
+        known.map_or(HostingState::Stopped, |known| known.unwrap_or(HostingState::Reporting))
     }
 
     /// Whether the place of this owner can be filled without asking it.
     fn is_free(&self, slot: Slot) -> bool {
-        self.handoff == Handoff::Eager || self.tenancy(slot) == Tenancy::Ended
+        self.handoff == Handoff::Eager || self.tenancy(slot) == HostingState::Stopped
     }
 
     fn report(&self, slot: Slot, since: Version) -> Option<&Report> {
         let report = self.reports.get(slot.index()?).copied().flatten()?;
-        (self.tenancy(slot) == Tenancy::Reports && report.applied >= since).then_some(report)
+        (self.tenancy(slot) == HostingState::Reporting && report.applied >= since).then_some(report)
     }
 
-    /// Whether a run has stopped a shard after it was told to at this version.
+    /// Whether an incarnation has stopped a shard after it was told to at this version.
     pub(super) fn stopped(&self, slot: Slot, shard: ShardId, since: Version) -> bool {
         self.report(slot, since).is_some_and(|report| !report.stopping.contains(&shard))
     }
 
-    /// Whether a run has started a shard after it was told to at this version.
+    /// Whether an incarnation has started a shard after it was told to at this version.
     pub(super) fn started(&self, slot: Slot, shard: ShardId, since: Version) -> bool {
         self.report(slot, since).is_some_and(|report| report.started.contains(&shard))
     }
@@ -107,8 +107,10 @@ impl Moves<'_> {
                     let phase = MotionPhase::Leaving;
                     motions.push(Motion::new(replica, out, phase, self.next));
                 }
-            } else if target[place] != row[place] && self.tenancy(row[place]) == Tenancy::Reports {
-                // The owner itself stands for nobody.
+            } else if target[place] != row[place]
+                && self.tenancy(row[place]) == HostingState::Reporting
+            {
+                // The owner itself replaces no other node.
                 let to = if target[place] == Slot::NOBODY { row[place] } else { target[place] };
                 match self.since(trip, replica, to) {
                     Some(since) => {
@@ -142,7 +144,8 @@ impl Moves<'_> {
             .collect();
         loop {
             let stays = (0..row.len()).filter(|&place| goes[place]).find(|&place| {
-                // Nobody fills two places, and nobody who runs on is without one in between.
+                // No node fills two places, and no node that still runs the shard is without a place in
+                // between.
                 let twice = target[place] != Slot::NOBODY
                     && (0..row.len()).any(|q| q != place && !goes[q] && row[q] == target[place]);
                 let dropped = promoted(target, row[place], place).is_some_and(|to| !goes[to]);
@@ -161,7 +164,7 @@ impl Moves<'_> {
         if self.is_free(out) || promoted(target, out, place).is_some() {
             return false;
         }
-        if self.tenancy(out) != Tenancy::Reports {
+        if self.tenancy(out) != HostingState::Reporting {
             return true;
         }
         let replica = u8::try_from(place).unwrap_or(u8::MAX);
@@ -183,7 +186,7 @@ pub(super) fn moving(motions: &[Motion], replica: u8) -> Option<&Motion> {
     motions.find(|motion| motion.replica == replica && motion.phase == MotionPhase::MovingTo)
 }
 
-/// The place nearer to the front that an owner goes to. It goes on running what it runs.
+/// The place nearer to the front that an owner moves to. It goes on running what it runs.
 fn promoted(target: &[Slot], owner: Slot, place: usize) -> Option<usize> {
     if owner == Slot::NOBODY {
         return None;
@@ -208,7 +211,7 @@ mod tests {
 
     fn resolve(
         handoff: Handoff,
-        tenancy: &[Tenancy],
+        tenancy: &[HostingState],
         reports: &[Option<&Report>],
         row: &[Slot],
         motions: &[Motion],
@@ -230,7 +233,7 @@ mod tests {
         vec![Motion::new(0, other, MotionPhase::Leaving, Version::new(since))]
     }
 
-    const ALL: [Tenancy; 3] = [Tenancy::Reports; 3];
+    const ALL: [HostingState; 3] = [HostingState::Reporting; 3];
 
     #[test]
     fn an_exclusive_move_waits_for_the_stop_of_this_move() {
@@ -256,12 +259,14 @@ mod tests {
     fn an_owner_that_reports_nothing_is_waited_for_and_one_that_ended_is_not() {
         let stopped = report(7);
         let reports = [Some(&stopped), None, None];
-        let lingers = [Tenancy::Lingers(None), Tenancy::Reports, Tenancy::Reports];
-        let go =
-            |handoff, tenancy: &[Tenancy]| resolve(handoff, tenancy, &reports, &[A], &[], &[B]);
+        let lingers =
+            [HostingState::MayStillRun(None), HostingState::Reporting, HostingState::Reporting];
+        let go = |handoff, tenancy: &[HostingState]| {
+            resolve(handoff, tenancy, &reports, &[A], &[], &[B])
+        };
         for handoff in [Handoff::Exclusive, Handoff::MakeBeforeBreak] {
             assert_eq!(go(handoff, &lingers), (vec![A], vec![]));
-            let ended = [Tenancy::Ended, Tenancy::Reports, Tenancy::Reports];
+            let ended = [HostingState::Stopped, HostingState::Reporting, HostingState::Reporting];
             assert_eq!(go(handoff, &ended), (vec![B], vec![]));
         }
         assert_eq!(go(Handoff::Eager, &lingers), (vec![B], vec![]));
@@ -271,18 +276,19 @@ mod tests {
 
     #[test]
     fn a_run_that_reports_nothing_any_more_has_neither_stopped_nor_started() {
-        let go = |tenancy: &[Tenancy], reports: &[Option<&Report>], row, motions: &[Motion]| {
-            resolve(Handoff::MakeBeforeBreak, tenancy, reports, &[row], motions, &[B])
-        };
+        let go =
+            |tenancy: &[HostingState], reports: &[Option<&Report>], row, motions: &[Motion]| {
+                resolve(Handoff::MakeBeforeBreak, tenancy, reports, &[row], motions, &[B])
+            };
         let (stopped, mut started) = (report(9), report(9));
         started.started.insert(S);
-        let lingers = Tenancy::Lingers(None);
+        let lingers = HostingState::MayStillRun(None);
         // It was declared failed, or replaced, while it was to stop.
-        let former = [lingers, Tenancy::Reports, Tenancy::Reports];
+        let former = [lingers, HostingState::Reporting, HostingState::Reporting];
         let next = go(&former, &[Some(&stopped), None, None], B, &leaving(A, 8));
         assert_eq!(next, (vec![B], leaving(A, 8)));
         // And so was the one that was to start.
-        let next_one = [Tenancy::Reports, lingers, Tenancy::Reports];
+        let next_one = [HostingState::Reporting, lingers, HostingState::Reporting];
         let next = go(&next_one, &[None, Some(&started), None], A, &to(B, 8));
         assert_eq!(next, (vec![A], to(B, 8)));
     }
@@ -317,12 +323,12 @@ mod tests {
 
     #[test]
     fn a_place_goes_no_further_while_its_former_owner_has_still_to_stop() {
-        let go = |tenancy: &[Tenancy]| {
+        let go = |tenancy: &[HostingState]| {
             resolve(Handoff::MakeBeforeBreak, tenancy, &[None; 3], &[B], &leaving(A, 8), &[C])
         };
         assert_eq!(go(&ALL), (vec![B], leaving(A, 8)));
         // Where its present owner has ended, somebody has to take it all the same.
-        let ended = [Tenancy::Reports, Tenancy::Ended, Tenancy::Reports];
+        let ended = [HostingState::Reporting, HostingState::Stopped, HostingState::Reporting];
         assert_eq!(go(&ended), (vec![C], leaving(A, 8)));
     }
 
@@ -348,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_replica_takes_the_place_of_a_primary_that_ended_without_stopping() {
-        let ended = [Tenancy::Ended, Tenancy::Reports, Tenancy::Reports];
+        let ended = [HostingState::Stopped, HostingState::Reporting, HostingState::Reporting];
         let next = resolve(Handoff::Exclusive, &ended, &[None; 3], &[A, B], &[], &[B, C]);
         assert_eq!(next, (vec![B, C], vec![]));
         // While the primary runs, nothing of it is taken, and its replica runs on.
@@ -374,7 +380,7 @@ mod tests {
     #[test]
     fn nobody_has_two_places_of_a_shard() {
         // The replica has ended. The primary is to take its place, and has to leave its own first.
-        let ended = [Tenancy::Ended, Tenancy::Reports, Tenancy::Reports];
+        let ended = [HostingState::Stopped, HostingState::Reporting, HostingState::Reporting];
         let next = resolve(Handoff::Exclusive, &ended, &[None; 3], &[B, A], &[], &[C, B]);
         assert_eq!(next, (vec![B, A], to(C, 9)));
     }

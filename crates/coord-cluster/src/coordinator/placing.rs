@@ -11,7 +11,7 @@ use coord_placement::{Accepts, Assignment, Candidate, Plan, PlanError, PlanSetti
 
 use super::loads::Figures;
 use super::moving::{Moves, Resolved, Trip, moving};
-use super::roster::{Roster, Seat, Tenancy};
+use super::roster::{HostingState, Roster, Seat};
 use crate::handoff::Handoff;
 use crate::invariants::{Evidence, Hosting, Hosts, Violation, check};
 use crate::record::{Parked, Rebalance, TableNote, brief};
@@ -50,7 +50,7 @@ impl From<coord_core::Error> for Failed {
 #[derive(Clone, Debug)]
 pub(crate) struct Next {
     pub(crate) map: Arc<ShardMap>,
-    /// How many shards change their primary by it, now or when their move that began is done.
+    /// How many shards change their primary by it, now or at the end of their move that began.
     pub(crate) begun: u32,
     /// Whether moves have still to begin.
     pub(crate) more: bool,
@@ -72,16 +72,16 @@ pub(crate) struct Placing<'a> {
     pub(crate) fence: &'a Fence,
     pub(crate) handoff: Handoff,
     /// Of each slot of the map.
-    pub(crate) tenancy: &'a [Tenancy],
-    /// What the very run in each slot reports of this life of the table.
+    pub(crate) tenancy: &'a [HostingState],
+    /// What the incarnation in each slot reports of this generation of the table.
     pub(crate) reports: Vec<Option<&'a Report>>,
-    /// The shards that nobody may have.
+    /// The shards that no node may have.
     pub(crate) parked: Option<&'a BTreeMap<ShardId, Parked>>,
     /// How many shards may be in motion.
     pub(crate) motions_max: usize,
 }
 
-/// Who takes shards.
+/// The nodes that take shards.
 struct Taking {
     /// Whether each slot does.
     slots: Vec<bool>,
@@ -100,7 +100,7 @@ struct Ground {
     edit: MapEdit,
     hosts: Hosts,
     taking: Taking,
-    /// Whether each slot has to be left although nobody takes its shards.
+    /// Whether each slot has to be left although no node takes its shards.
     leaves: Vec<bool>,
 }
 
@@ -125,7 +125,7 @@ impl Placing<'_> {
         Assignment::new(header.shards, header.replicas, nodes, owners).map_err(Failed::Plan)
     }
 
-    /// What the strategy is asked; none where nobody takes anything.
+    /// The question for the strategy; none if no node takes shards.
     pub(crate) fn question(
         &self,
         current: &Assignment,
@@ -168,8 +168,9 @@ impl Placing<'_> {
         Some(Question { candidates, settings })
     }
 
-    /// Follows a plan, as far as moves may begin and can be completed; none if nothing changes. Tells
-    /// besides whether moves have still to begin. Without a plan nobody takes anything, and what its host has lost is nobody's.
+    /// Follows a plan, as far as moves may begin and can be completed. Returns none if nothing changes, and
+    /// also whether moves have still to begin. Without a plan no node takes shards, and shards that lost their
+    /// host become unassigned.
     pub(crate) fn rebalance(
         &self,
         plan: Option<&Plan>,
@@ -186,7 +187,7 @@ impl Placing<'_> {
         for shard in self.parked.into_iter().flat_map(BTreeMap::keys) {
             write_row(&mut target, *shard, &self.nobody());
         }
-        // What nobody takes only has to stop.
+        // A shard that no node takes only has to stop.
         let motions_max = if plan.is_some() { self.motions_max } else { usize::MAX };
         self.go(ground, &target, motions_max, Some(reason))
     }
@@ -284,14 +285,15 @@ impl Placing<'_> {
         vec![Slot::NOBODY; usize::from(self.map.header().replicas.get())]
     }
 
-    /// Whether a former run of this node may still host shards of the table, in whose name they stay.
+    /// Whether a former incarnation of this node may still host shards of the table, which then stay in its
+    /// name.
     pub(crate) fn is_held(&self, seat: &Seat) -> bool {
         let Some(&slot) = self.slots.get(&seat.entry.id) else { return false };
         let other = self.map.node(slot).is_some_and(|e| e.incarnation != seat.entry.incarnation);
         let may_run = slot.index().and_then(|index| self.tenancy.get(index));
         other
             && self.handoff != Handoff::Eager
-            && may_run.is_some_and(|tenancy| *tenancy != Tenancy::Ended)
+            && may_run.is_some_and(|tenancy| *tenancy != HostingState::Stopped)
             && self.is_named(slot)
     }
 
@@ -310,12 +312,12 @@ impl Placing<'_> {
         }
     }
 
-    /// Lists every host with its present run and status, unless a former run may still host.
+    /// Lists every host with its present incarnation and status, unless a former incarnation may still host.
     fn ground(&self) -> Result<Ground, Failed> {
         let mut edit = self.map.edit();
         let mut hosts = Hosts::new();
         for (entry, tenancy) in self.map.nodes().iter().zip(self.tenancy) {
-            if let Some(entry) = entry.as_ref().filter(|_| *tenancy != Tenancy::Ended) {
+            if let Some(entry) = entry.as_ref().filter(|_| *tenancy != HostingState::Stopped) {
                 hosts.insert((entry.id.clone(), entry.incarnation), Hosting::Keeps);
             }
         }
@@ -400,7 +402,7 @@ impl Placing<'_> {
                 continue;
             }
             for place in 0..replicas {
-                // A place is not given up for nobody while its owner may go on.
+                // A place is not given up for an empty one while its owner may still run.
                 if goal[place] == Slot::NOBODY.get()
                     && self.map.node(Slot::new(row[place])).is_some_and(|node| ground.hosts(node))
                     && !goal.contains(&row[place])
@@ -412,8 +414,8 @@ impl Placing<'_> {
         target
     }
 
-    /// With nobody to take them, shards of those who host nothing are nobody's, and so are those of the
-    /// last one that leaves, once it has stopped them.
+    /// If no node accepts shards, the shards of nodes that host nothing become unassigned; those of the last
+    /// leaving node become so once it has stopped them.
     fn homes(&self, ground: &Ground) -> Vec<u16> {
         let keeps: Vec<bool> = ground
             .edit

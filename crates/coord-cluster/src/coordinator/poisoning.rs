@@ -1,5 +1,5 @@
-//! What of a crash is evidence against a shard, and how the parked ones are remembered. Pure: `now` is
-//! an argument.
+//! What of a crash is evidence against a shard, and how quarantined shards are remembered. Pure: `now` is an
+//! argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ const SUSPICIONS_MAX: usize = 1_024;
 
 type Shards = BTreeMap<TableName, BTreeSet<ShardId>>;
 
-/// A table whose shards a run may have hosted.
+/// A table whose shards an incarnation may have hosted.
 pub(super) struct Hosted<'a> {
     pub(super) name: &'a TableName,
     pub(super) map: &'a ShardMap,
@@ -28,7 +28,7 @@ pub(super) struct Hosted<'a> {
 }
 
 impl Hosted<'_> {
-    /// The shards that this run was given, and when, as far as it was seen.
+    /// The shards that this incarnation got, and when, as far as it was seen.
     fn shards(&self, node: &NodeId, run: Incarnation) -> Vec<(TableShard, Moment)> {
         let Some(slot) = self
             .map
@@ -64,7 +64,7 @@ impl Hosted<'_> {
     }
 }
 
-/// When a run whose registration ran out at this moment can have crashed. It was heard one TTL before
+/// When an incarnation whose registration ran out at this moment can have crashed. It was heard one TTL before
 /// that; where the absence itself has to last for a TTL, two.
 pub(super) fn fall(
     rules: &Rules,
@@ -81,7 +81,7 @@ pub(super) fn fall(
     Fall::new(node.clone(), run, heard.minus(PAUSE_MIN), missed)
 }
 
-/// The parked and the suspect shards, and what the next leader has to know of them.
+/// The quarantined and the suspect shards, and what the next leader has to know of them.
 #[derive(Debug)]
 pub(super) struct Poisoning {
     poison: Poison,
@@ -90,7 +90,7 @@ pub(super) struct Poisoning {
 }
 
 impl Poisoning {
-    /// Begins with a former leader's record; none where no shard is ever parked.
+    /// Begins with a former leader's record; none where quarantine is off.
     pub(super) fn resume(
         rules: &Rules,
         record: &ClusterRecord,
@@ -108,7 +108,7 @@ impl Poisoning {
             for (table, shards) in shards {
                 let crash = |at: &usize| {
                     let crashed = record.suspicions.crashes.get(*at)?;
-                    // Nobody's clock is stored, so the time of the table's version then stands for it.
+                    // No clock reading is stored, so the time of the table's version is used instead.
                     let version = crashed.versions.get(table);
                     let at = version.and_then(|version| seen.get(table)?.at(*version));
                     let (node, incarnation) = (crashed.node.clone(), crashed.incarnation);
@@ -124,7 +124,7 @@ impl Poisoning {
         Some(Self { poison, parked, suspicions })
     }
 
-    /// Runs ended that nobody asked to.
+    /// Incarnations ended unplanned.
     pub(super) fn on_crashes(&mut self, falls: &[Fall], hosted: &[Hosted<'_>], now: Moment) {
         let shards = |fall: &Fall| {
             let (node, run) = (fall.node.clone(), fall.incarnation);
@@ -157,13 +157,13 @@ impl Poisoning {
         self.note(&BTreeMap::new());
     }
 
-    /// The table was deleted: nothing is held against the shards of its next life.
+    /// The table was deleted: no crash counts against the shards of its next generation.
     pub(super) fn forget(&mut self, table: &TableName) {
         self.poison.forget(table);
         self.note(&BTreeMap::new());
     }
 
-    /// Releases what has been parked for long enough.
+    /// Releases the shards that have been quarantined for long enough.
     pub(super) fn release_old(&mut self, now: Moment) -> Vec<TableShard> {
         let old = self.poison.release_old(now);
         if !old.is_empty() {
@@ -172,7 +172,7 @@ impl Poisoning {
         old
     }
 
-    /// When the next shard is released although nobody asks for it.
+    /// When the next shard is released without an operator.
     pub(super) fn releases_at(&self) -> Option<Moment> {
         self.poison.releases_at()
     }

@@ -27,7 +27,7 @@ pub(crate) struct Seat {
     pub(crate) capacity: Capacity,
     /// It is draining because it leaves.
     pub(crate) leaving: bool,
-    /// It was declared failed and may run on for a while.
+    /// It was declared failed and may still run for a while.
     pub(crate) runs_on: bool,
     /// It is absent and not given up: it keeps what it has, takes nothing new, and nothing is moved away.
     pub(crate) frozen: bool,
@@ -40,13 +40,13 @@ pub(crate) struct Roster(pub(crate) BTreeMap<NodeId, Seat>);
 /// A node whose registration has to be evicted: it was declared failed, or fell silent and counts as
 /// failed afterwards.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Suspect {
+pub(crate) struct PendingEviction {
     pub(crate) node: NodeId,
     pub(crate) incarnation: Incarnation,
     pub(crate) revision: Revision,
 }
 
-impl Suspect {
+impl PendingEviction {
     pub(crate) fn of(record: &NodeRecord) -> Self {
         Self {
             node: record.info.id.clone(),
@@ -59,23 +59,23 @@ impl Suspect {
 /// What the leader's own clock has measured of nodes; a new leader begins anew.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timers {
-    /// Until when runs that were declared failed may run on.
+    /// Until when incarnations that were declared failed may run.
     pub(crate) runs_on: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Runs that this very leader has downed, so that no other can have evicted them, and until when each
     /// is left to go by itself; none once it may have been evicted, for then its absence says nothing.
     pub(crate) downed: BTreeMap<(NodeId, Incarnation), Option<Moment>>,
-    /// Since when a run has been failed.
+    /// Since when an incarnation has been failed.
     failed_since: BTreeMap<(NodeId, Incarnation), Moment>,
-    /// Which runs vanished lately, and when.
+    /// Which incarnations vanished lately, and when.
     vanished: BTreeMap<(NodeId, Incarnation), Moment>,
     /// How many members there are to compare them with, once that was asked for.
     members: Option<usize>,
-    /// Since when runs have been suspended.
+    /// Since when incarnations have been suspended.
     suspended: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Runs that an eviction found alive although the watch had not shown them for long: when, and at which
     /// revision, which the next eviction has to name.
     alive: BTreeMap<(NodeId, Incarnation), (Moment, Revision)>,
-    /// Until when runs that don't tell whom they reach are waited for.
+    /// Until when incarnations are waited for that don't report which nodes they reach.
     joins: BTreeMap<(NodeId, Incarnation), Moment>,
     /// Which nodes failed lately.
     flaps: BTreeMap<NodeId, Flap>,
@@ -87,19 +87,19 @@ struct Flap {
     /// How often, each time soon after the last.
     times: u32,
     last: (Incarnation, Moment),
-    /// Until when its present run is not taken in.
+    /// Until when its present incarnation is not admitted.
     hold: Option<(Incarnation, Moment)>,
 }
 
-/// Whether the run of a node that a map names may still host.
+/// Whether the incarnation of a node that a map names may still host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tenancy {
+pub(crate) enum HostingState {
     /// It is there, and reports what it stops.
-    Reports,
+    Reporting,
     /// It may still host, and reports nothing: until this moment, where that is known.
-    Lingers(Option<Moment>),
+    MayStillRun(Option<Moment>),
     /// It hosts nothing any more.
-    Ended,
+    Stopped,
 }
 
 /// The roster, and what follows from finding it.
@@ -108,8 +108,9 @@ pub(crate) struct Taken {
     pub(crate) roster: Roster,
     /// What is to be remembered from now on.
     pub(crate) record: ClusterRecord,
-    pub(crate) suspects: Vec<Suspect>,
-    /// Runs that count as failed from now on because their registration ran out, and since when it was out.
+    pub(crate) pending_evictions: Vec<PendingEviction>,
+    /// Incarnations that count as failed from now on because their registration ran out, and since when it was
+    /// out.
     pub(crate) crashed: Vec<(NodeId, Incarnation, Moment)>,
     /// When it may come out differently although nothing was heard.
     pub(crate) wake: Option<Moment>,
@@ -146,7 +147,7 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
     let mut taken = Taken {
         roster: Roster::default(),
         record: sources.record.clone(),
-        suspects: Vec::new(),
+        pending_evictions: Vec::new(),
         crashed: Vec::new(),
         wake: None,
     };
@@ -164,13 +165,13 @@ pub(crate) fn take(sources: &Sources<'_>, timers: &mut Timers, now: Moment) -> T
     taken
 }
 
-/// Whether a run that a map names may still host, by what is seen and remembered.
+/// Whether an incarnation that a map names may still host, by what is seen and remembered.
 pub(crate) fn tenancy(
     sources: &Sources<'_>,
     timers: &Timers,
     (node, run): (&NodeId, Incarnation),
     now: Moment,
-) -> Tenancy {
+) -> HostingState {
     let note = sources.record.nodes.get(node);
     let failed = note.and_then(|note| note.failed.as_ref());
     let failed = failed.filter(|failed| failed.incarnation == run);
@@ -180,16 +181,16 @@ pub(crate) fn tenancy(
     if lingers {
         let until = timers.runs_on.get(&(node.clone(), run)).copied();
         // One that is seen again after its time tells no moment by which it ends.
-        return Tenancy::Lingers(until.filter(|until| *until > now));
+        return HostingState::MayStillRun(until.filter(|until| *until > now));
     }
     if note.is_some_and(|note| note.suspended == Some(run)) {
-        return Tenancy::Lingers(None);
+        return HostingState::MayStillRun(None);
     }
     match sources.view.may_run(node, run, sources.rules.node_ttl) {
-        // Nothing that it says counts once the verdict is spoken.
-        MayRun::Registered if failed.is_some() => Tenancy::Lingers(None),
-        MayRun::Registered => Tenancy::Reports,
-        MayRun::Until(until) if until > now => Tenancy::Lingers(Some(until)),
+        // Its reports don't count once it is declared failed.
+        MayRun::Registered if failed.is_some() => HostingState::MayStillRun(None),
+        MayRun::Registered => HostingState::Reporting,
+        MayRun::Until(until) if until > now => HostingState::MayStillRun(Some(until)),
         MayRun::Until(_) => {
             // Where observers judge, the registration is still there until it is evicted.
             let presence = sources.view.presence(node);
@@ -197,7 +198,7 @@ pub(crate) fn tenancy(
                 && failed.is_none()
                 && matches!(presence, Some(Presence::Absent { record, how: Absence::Expired, .. })
                     if record.info.incarnation == run);
-            if unjudged { Tenancy::Lingers(None) } else { Tenancy::Ended }
+            if unjudged { HostingState::MayStillRun(None) } else { HostingState::Stopped }
         }
     }
 }
@@ -213,7 +214,7 @@ impl Taken {
     ) {
         let info = &seen.info;
         self.record.renote(&info.id, |note| {
-            // What was said of an older run says nothing of this one; but that one may run on.
+            // A note about an older incarnation says nothing of this one; but the older one may still run.
             let failed = note.failed.take_if(|failed| failed.incarnation != info.incarnation);
             if let Some(Failure { incarnation, runs_on: Some(ttl), .. }) = failed {
                 note.former.insert(incarnation, ttl);
@@ -226,7 +227,7 @@ impl Taken {
         });
         self.take_silent(sources, seen, known, timers, now);
         if let Some((run, until)) = known.and_then(|known| replaced(sources, seen, known, now)) {
-            // Whoever leads next may find it in no map: a table can be deleted meanwhile.
+            // The next leader may find it in no map: a table can be deleted meanwhile.
             timers.runs_on.insert((info.id.clone(), run), until);
             self.record.note(&info.id, |note| {
                 note.former.insert(run, seen.ttl);
@@ -240,7 +241,7 @@ impl Taken {
         let status = if let Some(failed) = &note.failed {
             match timers.leave_alone(failed, seen, now) {
                 Some(until) => self.wake_at(until),
-                None => self.suspects.push(Suspect::of(seen)),
+                None => self.pending_evictions.push(PendingEviction::of(seen)),
             }
             NodeStatus::Failed
         } else if !seen.judged && known.is_none() {
@@ -264,8 +265,8 @@ impl Taken {
         self.seat(entry, info.capacity, &note, false);
     }
 
-    /// One whose heartbeats would show, and that was not heard for several TTLs, is evicted: the store's clock
-    /// may have jumped and come back. The eviction shows whether it lives all the same.
+    /// A node whose heartbeats would show, and that was not heard for several TTLs, is evicted: the store's
+    /// clock may have jumped and come back. The eviction shows whether the node lives all the same.
     fn take_silent(
         &mut self,
         sources: &Sources<'_>,
@@ -279,7 +280,7 @@ impl Taken {
         let failed = self.record.nodes.get(&info.id).is_some_and(|note| note.failed.is_some());
         let heard = sources.view.beat(&info.id, sources.rules.judging);
         let Some(heard) = heard.filter(|_| !failed && info.id != *sources.me) else { return };
-        let mut suspect = Suspect::of(seen);
+        let mut suspect = PendingEviction::of(seen);
         let mut heard = heard;
         if let Some((at, revision)) = timers.alive.get(&run).filter(|(at, _)| *at > heard) {
             (heard, suspect.revision) = (*at, revision.clone());
@@ -292,13 +293,13 @@ impl Taken {
         } else if given_up > now && known.is_some_and(|known| timers.brake(sources, known, now)) {
             self.wake_at(given_up);
         } else {
-            self.suspects.push(suspect);
+            self.pending_evictions.push(suspect);
         }
     }
 
-    /// Whether a run that joins and the leader reach each other, where the leader tells whom it reaches:
-    /// whoever does not would be downed soon, and its shards would move twice. One that does not tell is
-    /// waited for: it may not know yet, or never tell.
+    /// Whether an incarnation that joins and the leader reach each other, where the leader reports which nodes
+    /// it reaches. If they don't, it would be downed soon, and its shards would move twice. An incarnation that
+    /// reports nothing is waited for: it may not know yet, or never report.
     fn is_reached(
         &mut self,
         sources: &Sources<'_>,
@@ -368,7 +369,7 @@ impl Taken {
         } else if sources.rules.judging.evict
             && let Some(Presence::Absent { record, .. }) = presence
         {
-            self.suspects.push(Suspect::of(record));
+            self.pending_evictions.push(PendingEviction::of(record));
         } else {
             // What vanished with too many others is no evidence against its shards.
             if let Some(from) = counts_from.filter(|_| !suspended) {
@@ -428,7 +429,7 @@ impl Taken {
         self.seat(entry, capacity, &note, false);
     }
 
-    /// Forgets what was said of a node, but not of runs of it that may run on.
+    /// Forgets the notes about a node, except those of incarnations that may still run.
     fn drop_note(&mut self, node: &NodeId) {
         self.record.note(node, |note| {
             *note = NodeNote { former: std::mem::take(&mut note.former), ..NodeNote::default() };
@@ -446,8 +447,8 @@ impl Taken {
         self.roster.0.insert(seat.entry.id.clone(), seat);
     }
 
-    /// Drops what belongs to nodes that are not listed any more, and the time of runs that is up. This roster
-    /// may never be published, so the time of a run that `_cluster` still shows goes on.
+    /// Drops what belongs to nodes that are not listed any more, and the time of incarnations that is up. This
+    /// roster may never be published, so the time of an incarnation that `_cluster` still shows continues.
     fn forget(
         &mut self,
         sources: &Sources<'_>,
@@ -494,7 +495,7 @@ impl Taken {
         let ttl = sources.rules.node_ttl;
         timers.vanished.retain(|_, at| at.plus(ttl) > now);
         timers.flaps.retain(|_, flap| flap.last.1.plus(sources.rules.remove_after) > now);
-        // Notes of nodes that nobody has seen for as long as the cluster remembers them.
+        // Notes of nodes that have been absent for as long as the cluster remembers them.
         self.record.nodes.retain(|id, note| {
             !note.is_empty()
                 && (roster.contains_key(id)
@@ -511,7 +512,8 @@ impl Taken {
     }
 }
 
-/// The run that this one of its node has replaced without vouching for it, and until when it may run on.
+/// The incarnation that this one of its node has replaced without confirming that it stopped, and until when it
+/// may run.
 fn replaced(
     sources: &Sources<'_>,
     seen: &NodeRecord,
@@ -528,7 +530,7 @@ fn replaced(
     }
 }
 
-/// This long after this run of the node was first found so.
+/// This long after this incarnation of the node was first found so.
 fn until(
     timers: &mut BTreeMap<(NodeId, Incarnation), Moment>,
     node: &NodeId,
@@ -547,9 +549,9 @@ impl Timers {
         self.members = None;
     }
 
-    /// Until when a run that was downed is left to go by itself, which is faster for all than an eviction:
-    /// who deregisters hosts nothing any more, and who died expires within one TTL. One that is still
-    /// registered after that does not obey, and is evicted.
+    /// Until when an incarnation that was downed is left to shut down by itself, which is faster for all than
+    /// an eviction: a node that deregisters hosts nothing any more, and a node that died expires within one
+    /// TTL. One that is still registered after that does not obey, and is evicted.
     fn leave_alone(&mut self, failed: &Failure, seen: &NodeRecord, now: Moment) -> Option<Moment> {
         let run = (seen.info.id.clone(), failed.incarnation);
         let until = self.downed.get_mut(&run).filter(|_| failed.downed)?;
@@ -557,14 +559,14 @@ impl Timers {
         *until
     }
 
-    /// Whether whatever became of a failed run was its own doing.
+    /// Whether a failed incarnation ended by itself.
     fn goes_by_itself(&self, node: &NodeId, failed: &Failure) -> bool {
         let until = self.downed.get(&(node.clone(), failed.incarnation));
         failed.downed && until.is_some_and(Option::is_some)
     }
 
-    /// Whether this run must not be given up, because too many have vanished lately: a store or a
-    /// network that fails looks the same.
+    /// Whether this incarnation must not be given up, because too many have vanished lately: a failed store or
+    /// network looks the same.
     fn brake(&mut self, sources: &Sources<'_>, run: &NodeEntry, now: Moment) -> bool {
         let key = (run.id.clone(), run.incarnation);
         let others = self.vanished.len() - usize::from(self.vanished.contains_key(&key));
@@ -587,7 +589,7 @@ impl Timers {
         false
     }
 
-    /// An eviction found a run alive, at this revision: it has not vanished.
+    /// An eviction found an incarnation alive, at this revision: it has not vanished.
     pub(crate) fn found_alive(
         &mut self,
         node: &NodeId,
@@ -604,7 +606,7 @@ impl Timers {
         self.alive.insert(key, (now, revision.clone()));
     }
 
-    /// A run is suspended; until when, if nothing is heard of it before.
+    /// An incarnation is suspended. Returns until when, if nothing is heard of it before.
     fn suspend(&mut self, run: &NodeEntry, rules: &Rules, now: Moment) -> Moment {
         let since = self.suspended.entry((run.id.clone(), run.incarnation)).or_insert(now);
         since.plus(rules.node_ttl.saturating_mul(SUSPENDED_TTLS))
@@ -621,8 +623,8 @@ impl Timers {
 }
 
 impl Flap {
-    /// Until when this run is not taken in: one that came back for the first time is at once, and after
-    /// that each time is twice as long.
+    /// Until when this incarnation is not admitted. One that came back for the first time is admitted at once;
+    /// after that, each time takes twice as long.
     fn hold(&mut self, run: Incarnation, rules: &Rules, now: Moment) -> Option<Moment> {
         let again = self.times.checked_sub(2)?;
         let pause = rules.node_ttl.saturating_mul(1 << again.min(20)).min(rules.check);
@@ -635,7 +637,7 @@ impl Flap {
 }
 
 impl Seat {
-    /// Whether leadership may be handed to it, if it stands.
+    /// Whether leadership may be transferred to it, if it is a candidate.
     pub(crate) fn may_lead(&self) -> bool {
         self.entry.status == NodeStatus::Active && !self.frozen
     }
@@ -659,7 +661,7 @@ impl Roster {
         match seat.entry.status {
             NodeStatus::Active | NodeStatus::Draining if seat.frozen => Some(Hosting::Keeps),
             NodeStatus::Active => Some(Hosting::Takes),
-            // Nobody can take the shards of the last one that leaves, and it goes all the same.
+            // No node can take the shards of the last one that leaves, and it goes all the same.
             NodeStatus::Draining if seat.leaving && self.active() == 0 => None,
             NodeStatus::Draining => Some(Hosting::Keeps),
             _ => None,

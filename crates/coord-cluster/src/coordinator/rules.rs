@@ -6,9 +6,9 @@ use crate::member_view::Judging;
 use crate::poison::PoisonSettings;
 use crate::settings::Settings;
 
-/// Below this many members everybody is told of each change of them at once.
+/// Below this many members all watchers are notified of each change of them at once.
 const GATHER_MEMBERS_MIN: usize = 256;
-/// How many watchers a second are told of the members in larger clusters.
+/// How many watchers are notified per second in larger clusters.
 const TOLD_PER_SECOND: u32 = 10_000;
 /// The first pause after a failure; it doubles.
 pub(super) const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -28,12 +28,13 @@ pub(crate) struct Rules {
     pub(crate) handoff_timeout: Duration,
     pub(crate) motions_max: Option<u32>,
     pub(crate) newer_leads_after: Option<Duration>,
-    /// How many places there are for those who stand for election; 0 where everybody may.
+    /// How many candidate slots there are; 0 if every node may be a candidate.
     pub(crate) places: usize,
     pub(crate) judging: Judging,
-    /// From this many members on, changes of them are gathered, for everybody hears of each version.
+    /// From this many members on, changes of them are batched, because every watcher is notified of each
+    /// version.
     pub(crate) gather_from: usize,
-    /// How many watchers a second are told of the members then.
+    /// How many watchers are notified per second then.
     pub(crate) told_per_second: u32,
 }
 
@@ -59,8 +60,7 @@ impl Rules {
         }
     }
 
-    /// How long after a version with other members the next one may be put off: a second with 10,000 of them
-    /// who watch.
+    /// How long after a version with other members the next one may be put off: a second with 10,000 watchers.
     pub(super) fn gathers_for(&self, members: usize) -> Option<Duration> {
         let many = u32::try_from(members).ok().filter(|_| members >= self.gather_from)?;
         Some(Duration::from_secs(1) * many / self.told_per_second.max(1))

@@ -17,15 +17,15 @@ pub(crate) struct Candidate<'a> {
 
 /// What a leader has seen of those that may follow it.
 ///
-/// It hands over at most once in `after`, since it counts each run from when it saw it itself, and only to
-/// a version newer than its own: leadership never goes back and forth.
+/// It transfers at most once in `after`, since it counts each incarnation from when it saw it itself, and only
+/// to a version newer than its own: leadership never goes back and forth.
 #[derive(Debug)]
 pub(crate) struct Succession {
-    /// How long a run has to be active before it is handed to.
+    /// How long an incarnation has to be active before leadership is transferred to it.
     after: Duration,
-    /// Since when each run has been active, as this leader has seen it.
+    /// Since when each incarnation has been active, as this leader has seen it.
     since: BTreeMap<(NodeId, Incarnation), Moment>,
-    /// When somebody was named who does not lead yet.
+    /// When a transfer target was named that does not lead yet.
     named: Option<Moment>,
 }
 
@@ -34,7 +34,7 @@ impl Succession {
         Self { after, since: BTreeMap::new(), named: None }
     }
 
-    /// Who is to lead instead of `me`, of those that may lead now; else when that may come out differently.
+    /// The node that is to lead instead of `me`, of those that may lead now; else when that may change.
     pub(crate) fn decide(
         &mut self,
         me: &NodeId,
@@ -48,23 +48,25 @@ impl Succession {
             let since = old.get(&key).copied().unwrap_or(now);
             self.since.insert(key, since);
         }
-        // One without a version, or with one that can't be compared, is not preferred to anybody, and
-        // gives way to nobody.
+        // A node without a version, or with one that can't be compared, is not preferred to any other, and
+        // yields to none.
         let release = |candidate: &Candidate<'_>| Release::parse(candidate.version?).ok();
         let mine = candidates.iter().find(|candidate| candidate.node == me).and_then(release);
         let Some(mine) = mine else { return Err(None) };
         let newest = candidates.iter().filter_map(release).max();
         let Some(newest) = newest.filter(|newest| *newest > mine) else { return Err(None) };
-        let heirs = candidates.iter().filter(|c| release(c).as_ref() == Some(&newest));
-        let longest = heirs.map(|heir| (self.since.get(&key(heir)), heir.node)).min();
-        let Some((Some(since), heir)) = longest else { return Err(None) };
+        let targets = candidates.iter().filter(|c| release(c).as_ref() == Some(&newest));
+        let longest = targets
+            .map(|transfer_target| (self.since.get(&key(transfer_target)), transfer_target.node))
+            .min();
+        let Some((Some(since), transfer_target)) = longest else { return Err(None) };
         let ripe = since.plus(self.after);
         let again = self.named.map_or(ripe, |named| named.plus(self.after).max(ripe));
         if now < again {
             return Err(Some(again));
         }
         self.named = Some(now);
-        Ok(heir.clone())
+        Ok(transfer_target.clone())
     }
 }
 
@@ -106,7 +108,9 @@ mod tests {
                 })
                 .collect();
             let me = NodeId::new("n1").expect("name");
-            succession.decide(&me, &candidates, now).map(|heir| heir.to_string())
+            succession
+                .decide(&me, &candidates, now)
+                .map(|transfer_target| transfer_target.to_string())
         }
     }
 
@@ -178,8 +182,8 @@ mod tests {
                 let mut succession = Succession::new(AFTER);
                 let world = Nodes::new(&nodes);
                 let _ = world.decide(&mut succession, at(0));
-                let Ok(heir) = world.decide(&mut succession, at(60)) else { break };
-                let index: usize = heir[1..].parse().expect("a number");
+                let Ok(transfer_target) = world.decide(&mut succession, at(60)) else { break };
+                let index: usize = transfer_target[1..].parse().expect("a number");
                 // The leader is always n1 here.
                 nodes.swap(0, index - 1);
                 transfers += 1;

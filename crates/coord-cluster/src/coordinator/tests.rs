@@ -12,7 +12,7 @@ use coord_core::{
 use coord_placement::Balanced;
 
 use super::machine::{Machine, Outcome, Step, Stop, Ticket, Turn};
-use super::roster::Suspect;
+use super::roster::PendingEviction;
 use super::rules::Rules;
 use crate::Settings;
 use crate::commands::{Command, CommandError, Reply};
@@ -196,7 +196,7 @@ impl Desk {
                 Outcome::Published
             }
             Step::Plan(_, job) => Outcome::Planned(job.plan()),
-            Step::Evict(Suspect { node, incarnation, revision }) => {
+            Step::Evict(PendingEviction { node, incarnation, revision }) => {
                 match self.registered.get(node) {
                     Some(record) if record.revision == *revision => {
                         self.registered.remove(node);
@@ -1157,16 +1157,20 @@ fn one_that_was_faster_than_the_heir_gives_way_once() {
         panic!("it never comes to rest");
     };
     assert_eq!(stops(&mut desk), Some(Stop::SteppedDown));
-    assert_eq!(desk.record().heir, Some(id("n3")));
+    assert_eq!(desk.record().transfer_target, Some(id("n3")));
     // Another run of n1 wins, which has not seen who was named.
     desk.elect(2);
-    assert_eq!(stops(&mut desk), Some(Stop::GivesWay(id("n3"))));
-    assert_eq!(desk.record().heir, Some(id("n3")), "it leaves that to the heir");
+    assert_eq!(stops(&mut desk), Some(Stop::Yields(id("n3"))));
+    assert_eq!(
+        desk.record().transfer_target,
+        Some(id("n3")),
+        "it leaves that to the transfer_target"
+    );
     // It has waited in vain.
     desk.elect(3);
     desk.machine.has_waited_for(Some(id("n3")));
     assert_eq!(stops(&mut desk), None);
-    assert_eq!(desk.record().heir, None);
+    assert_eq!(desk.record().transfer_target, None);
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! Whether nobody leads for so long that all have to stand, also those who have no place. Pure: `now` is an
-//! argument.
+//! Whether no node has led for so long that all nodes have to be candidates, also those without a candidate
+//! slot. Pure: `now` is an argument.
 
 use std::time::Duration;
 
 use coord_core::{Moment, Term};
 
-/// After so many leader TTLs without a leader that stays, all stand: those who have places take the lease
-/// and can't lead, of a version that can't read what is stored, say.
+/// After this many leader TTLs without a leader that stays, all nodes are candidates: those with a candidate
+/// slot take the lease and can't lead, for example because their version can't read what is stored.
 const UNSTEADY_TTLS: u32 = 3;
 
 /// What one node has seen of the others' terms.
@@ -16,7 +16,7 @@ pub(super) struct Vacancy {
     /// The term that is led, and since when that was seen.
     led: Option<(Term, Moment)>,
     vacant_since: Option<Moment>,
-    /// Since when nobody has led for a whole TTL.
+    /// Since when no node has led for a whole TTL.
     unsteady_since: Option<Moment>,
 }
 

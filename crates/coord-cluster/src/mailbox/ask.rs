@@ -186,13 +186,13 @@ pub enum AskError {
         /// Why there is no answer.
         why: String,
     },
-    /// At the address of the shard's owner somebody else answers: another node, another cluster, or a process of
-    /// another protocol. It was not handled, and never will be. Until an operator, or a map with another owner,
-    /// has changed that, asking again is in vain.
+    /// Another process answers at the address of the shard's owner: another node, another cluster, or another
+    /// protocol. The message was not handled, and never will be. Asking again is in vain until an operator, or
+    /// a map with another owner, has changed that.
     Misdirected {
         /// For which shard.
         shard: ShardId,
-        /// Who answers, and who was to.
+        /// The process that answers, and the one that was asked for.
         why: String,
     },
     /// The table does not have the shard.

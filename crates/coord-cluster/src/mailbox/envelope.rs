@@ -30,7 +30,7 @@ const UNREAD: u8 = 6;
 /// What stands between the table's name and the messages.
 const FIXED: usize = 16 + 4 + 8 + 16 + 16 + 8;
 
-/// Messages to one shard, in order, on their way to a certain run of a certain process.
+/// Messages to one shard, in order, for one incarnation of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Letter {
     pub(crate) table: TableName,
@@ -63,7 +63,7 @@ impl Letter {
         out.put_u64(self.attempt);
         for Message { number, left, payload } in &self.messages {
             out.put_u64(*number);
-            // Nobody waits for longer than ten minutes.
+            // No caller waits for longer than ten minutes.
             out.put_u32(u32::try_from(left.as_millis()).unwrap_or(u32::MAX));
             put(&mut out, payload);
         }

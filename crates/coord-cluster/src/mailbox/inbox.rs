@@ -38,9 +38,10 @@ const SHARD_BYTES_MAX: usize = 4 * 1024 * 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) shards: ShardCount,
-    /// This node's run. One that is over never comes back, and the next one is known to nobody yet.
+    /// This node's incarnation. One that is over never comes back, and the next one is not known to any other
+    /// node yet.
     pub(crate) run: watch::Receiver<Option<Incarnation>>,
-    /// The newest map, which names the life of the table.
+    /// The newest map, which names the generation of the table.
     pub(crate) map: watch::Receiver<Option<Arc<ShardMap>>>,
 }
 
@@ -170,7 +171,7 @@ impl Inbox {
         };
         let hosted = lock(&self.hosted).get(&letter.shard).filter(belongs).cloned();
         if hosted.is_none() && !self.scope.contains(&letter) {
-            // What its sender was told before, it is told again.
+            // The sender gets the answer again that it got before.
             let is_known = lock(&self.seen).knows(letter.sender, letter.shard);
             if !is_known {
                 return Answer::Unread;
@@ -244,7 +245,7 @@ impl Inbox {
                 () = sleep_until(&*self.clock, until) => None,
             };
             let Some((said, held)) = done else {
-                // It goes on; only nobody waits for it here.
+                // It goes on; only this flight does not wait for it any more.
                 self.tasks.spawn(work);
                 return Answer::Taken(all, Rest::Busy);
             };

@@ -59,7 +59,7 @@ pub(crate) struct Target {
 /// What the newest map says of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// Nobody owns it.
+    /// It has no owner.
     Nowhere,
     /// It is owned, and leaves: nothing new is sent there.
     Moving(Target),
@@ -86,10 +86,10 @@ pub(crate) enum Step<W> {
         attempt: Attempt,
         target: Target,
         messages: Vec<Message>,
-        /// When nobody waits for any of them any more.
+        /// When no caller waits for any of them any more.
         deadline: Moment,
     },
-    /// Tell the one who waits, and ask again.
+    /// Answer the caller, and ask again.
     Tell(W, Ending),
 }
 
@@ -99,9 +99,10 @@ pub(crate) enum Outcome {
     /// What became of the first ones. The others the owner has not handed to a handler, and will not
     /// because of this attempt or an earlier one.
     Taken(Vec<Said>, Rest),
-    /// It certainly did not go out, or nobody looked at it.
+    /// It certainly did not go out, or was not looked at.
     NotSent,
-    /// It certainly did not go out, and asking again would not help: somebody else is at the owner's address.
+    /// It certainly did not go out, and asking again would not help: another process answers at the owner's
+    /// address.
     Misdirected(String),
     /// It went out, and no answer came.
     Lost(String),
@@ -138,12 +139,12 @@ pub(crate) enum Rest {
     Busy,
 }
 
-/// What a caller is told.
+/// The answer to a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Answered(Bytes),
     Unknown(String),
-    /// Somebody else is at the owner's address, so it was certainly not handled.
+    /// Another process answers at the owner's address, so it was certainly not handled.
     Misdirected(String),
     /// Its time has passed, and it was certainly not handled.
     Late,
@@ -167,7 +168,7 @@ pub(crate) enum Withdrawn {
     /// It waited, and never goes out now.
     Waited,
     InFlight,
-    /// Its caller was told already.
+    /// Its caller has its answer already.
     Told,
 }
 
@@ -319,7 +320,7 @@ impl<W> Lanes<W> {
     pub(crate) fn next(&mut self, shard: ShardId, route: &Route, now: Moment) -> Step<W> {
         let Some(lane) = self.lanes.get_mut(&shard) else { return Step::Idle };
         if let Some(flight) = &mut lane.flight {
-            // Nobody can tell what became of it once its run, or its table, has been made anew.
+            // Its outcome can't be found out once its incarnation, or its table, has been made anew.
             let goes_on =
                 |owner: &&Target| (owner.run, owner.uid) == (flight.target.run, flight.target.uid);
             let owner = route.owner().filter(goes_on);
@@ -359,7 +360,7 @@ impl<W> Lanes<W> {
                 Step::Tell(letter.waiter, Ending::Closed)
             });
         }
-        // Also those whose callers do not look: they are not handled for nobody.
+        // Also those whose callers don't look, so that no message is handled without a caller.
         let late = lane.queue.iter().take(lane.at_once).position(|one| now >= one.deadline);
         if let Some(letter) = late.and_then(|at| lane.queue.remove(at)) {
             self.bytes -= letter.payload.len();
@@ -380,7 +381,7 @@ impl<W> Lanes<W> {
         flight.step(flight.target.clone(), now)
     }
 
-    /// What became of the attempt that is on its way; who is to be told, if anybody is.
+    /// Takes the outcome of the attempt that is on its way; returns the callers to answer.
     pub(crate) fn on_outcome(
         &mut self,
         shard: ShardId,
@@ -484,7 +485,7 @@ impl<W> Lanes<W> {
     }
 }
 
-/// Why nobody knows what became of a message.
+/// Why the outcome of a message is unknown.
 fn unknown(unsure: Option<&String>) -> String {
     unsure.cloned().unwrap_or_else(|| "no answer came in time".to_owned())
 }

@@ -50,15 +50,15 @@ impl Mailboxes {
         self.outboxes.get(table).cloned().map(Mailbox)
     }
 
-    /// Waits for the node's end. What waits is told so then, what is on its way may end, and what was
-    /// taken is answered.
+    /// Waits for the node's end. Then the waiting messages fail, those on their way may end, and those that
+    /// were taken are answered.
     pub(crate) async fn close(self: Arc<Self>, shared: Arc<Shared>) {
         shared.stop.cancelled().await;
         let limit = shared.settings.stop_budget();
         join_all(self.outboxes.values().map(|outbox| outbox.close(limit))).await;
         shared.unhosted.cancelled().await;
         if let Some(transport) = &self.transport {
-            // What is still handled now does not give way to the runtime, and nobody waits for it.
+            // A message that is still handled now does not yield to the runtime, and is not waited for.
             let _late = tokio::time::timeout(limit.max(CLOSE_WAIT_MIN), transport.close()).await;
         }
     }

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long what was given up has to notice that.
 const CUT_WAIT: Duration = Duration::from_secs(1);
 
-/// Who waits for what becomes of a message.
+/// The caller of a message.
 struct Waiter {
     told: oneshot::Sender<Ending>,
     _buffered: Buffered,
@@ -37,7 +37,7 @@ struct Waiter {
 
 impl Waiter {
     fn tell(self, ending: Ending) {
-        // Whoever does not wait any more is told nothing.
+        // The caller may have stopped waiting.
         drop(self.told.send(ending));
     }
 }
@@ -50,7 +50,7 @@ pub(crate) struct Outbox {
     pub(super) limits: MailboxLimits,
     sender: SenderRun,
     transport: Arc<dyn Transport>,
-    /// Where messages go whose owner is this very run.
+    /// Takes the messages whose owner is this incarnation itself.
     inbox: Option<Arc<Inbox>>,
     lanes: Mutex<Lanes<Waiter>>,
     tasks: TaskTracker,
@@ -76,7 +76,7 @@ impl Outbox {
             table,
             shards,
             limits,
-            // As random as a run, and another one than this node's: that one may change under way.
+            // As random as an incarnation, and not this node's own: that one may change meanwhile.
             sender: SenderRun(Incarnation::random().as_u128()),
             transport,
             inbox,

@@ -14,9 +14,9 @@ use super::{ASK_LIMIT_MAX, SenderRun};
 
 /// No sender asks about a message for longer than its caller waits.
 const KEPT: Duration = ASK_LIMIT_MAX.saturating_add(Duration::from_secs(60));
-/// From this many on, those that nobody asks about any more are looked for.
+/// From this many on, the ones that no sender asks about any more are looked for.
 const SENDERS_MIN: usize = 1_024;
-/// Of so many senders it is remembered at most that something of theirs was refused; the oldest go.
+/// For so many senders at most it is remembered that a message of theirs was refused; the oldest go.
 const REFUSED_MAX: usize = 4_096;
 /// So many messages of one sender and shard are remembered at most: more than a flight has.
 const RECENT_MAX: usize = 4 * FLIGHT_MAX;

@@ -14,9 +14,9 @@ use crate::model::TableLoad;
 /// What happened to the registration.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Registered {
-    /// It exists, as this run.
+    /// It exists, under this incarnation.
     As(Incarnation),
-    /// It is gone: nothing may be hosted as this run any more.
+    /// It is gone: nothing may be hosted under this incarnation any more.
     Lost(Incarnation, &'static str),
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum RegistrarStep {
 pub(crate) enum RegistrarOutcome {
     /// The registration goes on for its TTL.
     Held(Registration),
-    /// This other run is registered under the id.
+    /// This other incarnation is registered under the id.
     Duplicate(Incarnation),
     /// The registration is gone.
     Gone,
@@ -55,34 +55,36 @@ pub(crate) enum RegistrarOutcome {
 
 /// Registers, renews, notices the loss and joins again as a new incarnation.
 ///
-/// The deadline counts from before the request that last succeeded, less a margin. Past it the run is
-/// over, whatever a late answer says. A run is registered by one request only: the store may have taken
-/// one whose answer was lost, the leader may have ended that run since, and asking again would revive it.
+/// The deadline counts from before the request that last succeeded, less a margin. Past it the incarnation is
+/// over, whatever a late answer says. An incarnation is registered by one request only: the store may have
+/// taken a request whose answer was lost, the leader may have ended that incarnation since, and asking again
+/// would revive it.
 #[derive(Clone, Debug)]
 pub(crate) struct Registrar {
     info: NodeInfo,
     held: Option<Held>,
     /// Only the first registration may replace another process.
     replace: Replace,
-    /// The run of this process that was lost last.
+    /// The incarnation of this process that was lost last.
     former: Option<Incarnation>,
-    /// Runs of this process that have ended, and such as never began, the newest last: a request that was not
-    /// answered is repeated many times in an outage, and must not push out a run that has hosted.
+    /// Incarnations of this process that have ended or never began, the newest last. A request without an
+    /// answer is repeated many times in an outage, and must not push out an incarnation that has hosted.
     ended: VecDeque<Incarnation>,
     unborn: VecDeque<Incarnation>,
-    /// A former run is in the way of the next one, which may replace it: it is over.
+    /// A former incarnation is in the way of the next one, which may replace it: it is over.
     behind_former: bool,
     interval: Duration,
     retry: Duration,
     due: Moment,
     sent: Moment,
-    /// A request to register the present run was sent.
+    /// A request to register the present incarnation was sent.
     asked: bool,
     /// The reports are newer than the last record that the store was sent.
     unsent: bool,
 }
 
-/// The most former runs of this process that it vouches for, of those that have hosted and of the others.
+/// The most former incarnations of this process that it confirms as stopped, of those that have hosted and of
+/// the others.
 const ENDED_MAX: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -111,7 +113,7 @@ impl Registrar {
         }
     }
 
-    /// What the regions of each table report, as which run; it is sent at once.
+    /// What the regions of each table report, and under which incarnation; it is sent at once.
     pub(crate) fn on_reports(
         &mut self,
         reports: &BTreeMap<TableName, (Incarnation, Report)>,
@@ -127,7 +129,7 @@ impl Registrar {
         }
     }
 
-    /// Whom this node does not reach, where it tells; it is sent at once.
+    /// The nodes that this node does not reach, where it reports them; it is sent at once.
     pub(crate) fn on_row(&mut self, row: Option<&BTreeSet<NodeId>>, now: Moment) {
         let row = row.filter(|row| row.len() <= UNREACHABLE_MAX);
         if row != self.info.unreachable.as_ref() {
@@ -139,7 +141,7 @@ impl Registrar {
         }
     }
 
-    /// How busy the shards of each table are, as which run; the next heartbeat tells it.
+    /// How busy the shards of each table are, and under which incarnation; the next heartbeat reports it.
     pub(crate) fn on_loads(&mut self, loads: &BTreeMap<TableName, TableLoad>) {
         let mine = || loads.iter().filter(|(_, told)| told.run == self.info.incarnation);
         if mine().next().is_none() {
@@ -153,7 +155,7 @@ impl Registrar {
         }
     }
 
-    /// This former run of the process certainly hosts nothing any more.
+    /// This former incarnation of the process certainly hosts nothing any more.
     pub(crate) fn on_ended(&mut self, run: Incarnation, now: Moment) {
         push(&mut self.ended, run);
         self.vouch();
@@ -164,14 +166,14 @@ impl Registrar {
         self.info.ended = self.ended.iter().chain(&self.unborn).copied().collect();
     }
 
-    /// The leader has declared this run failed.
+    /// The leader has declared this incarnation failed.
     pub(crate) fn on_failed(&mut self, run: Incarnation, now: Moment) -> Option<Registered> {
         let held = self.held.as_ref().filter(|held| held.registration.incarnation == run);
         held.is_some().then(|| self.lose("it was declared failed", now)).flatten()
     }
 
-    /// The process that is registered under this id is replaced, at once. If it was proved dead, this is the
-    /// run that it is.
+    /// The process that is registered under this id is replaced at once. If it was proved dead, this is its
+    /// incarnation.
     pub(crate) fn replace(&mut self, dead: Option<Incarnation>, now: Moment) {
         if let Some(run) = dead {
             self.on_ended(run, now);
@@ -198,7 +200,7 @@ impl Registrar {
     /// What is to be done now, and what was noticed on the way.
     pub(crate) fn next(&mut self, now: Moment) -> (RegistrarTurn, Option<Registered>) {
         if self.held.as_ref().is_some_and(|held| now >= held.deadline) {
-            // What goes on as that run comes first.
+            // What still runs under that incarnation comes first.
             return (RegistrarTurn::WaitUntil(now), self.lose("its deadline passed", now));
         }
         if now < self.due {
@@ -213,13 +215,13 @@ impl Registrar {
             Some(held) => RegistrarStep::Heartbeat(held.registration.clone(), self.info.clone()),
             None => {
                 if self.asked {
-                    // Nothing was ever hosted here as this run.
+                    // Nothing was ever hosted here under this incarnation.
                     push(&mut self.unborn, self.info.incarnation);
                     self.vouch();
                     self.begin_run();
                 }
                 self.asked = true;
-                // Said once: by the next try somebody else may have the id.
+                // Reported once: at the next try another process may have the id.
                 let behind_former = std::mem::take(&mut self.behind_former);
                 let replace = if behind_former { Replace::Yes } else { self.replace };
                 RegistrarStep::Register(self.info.clone(), replace)
@@ -228,7 +230,7 @@ impl Registrar {
         (RegistrarTurn::Do(step), None)
     }
 
-    /// Takes in how the call came out; `jitter` is a tenth of the interval, shorter or longer.
+    /// Takes the outcome of the call; `jitter` is a tenth of the interval, shorter or longer.
     pub(crate) fn on_outcome(
         &mut self,
         outcome: RegistrarOutcome,

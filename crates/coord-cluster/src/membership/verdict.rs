@@ -6,8 +6,8 @@ use crate::downing::DownReason;
 use crate::record::ClusterRecord;
 use crate::shared::Shared;
 
-/// Before a process whose run was lost joins again, it reads whether that run was downed: then it goes
-/// down. The verdict is written before the eviction, so who was evicted finds it.
+/// Before a process whose incarnation was lost joins again, it reads whether that incarnation was downed; if
+/// so, it shuts down. The down decision is stored before the eviction, so an evicted node finds it.
 pub(super) async fn heed(shared: &Shared, run: Incarnation) {
     let name = TableName::cluster();
     loop {

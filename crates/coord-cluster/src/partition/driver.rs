@@ -14,7 +14,7 @@ use super::inputs::{Inputs, Snapshot};
 use super::peers::Peers;
 use crate::downing::detector::FailureDetector;
 use crate::downing::{
-    Downing, DowningSettings, LeaseAnswer, Posture, Reach, Step, Strategy, Warning,
+    Downing, DowningSettings, LeaseAnswer, PartitionState, Reach, Step, Strategy, Warning,
 };
 use crate::events::{Event, EventKind, EventSource};
 use crate::member_view;
@@ -69,7 +69,7 @@ impl PartitionDriver {
             tells: false,
             asking: None,
             lease: None,
-            posture: Posture::Normal,
+            partition_state: PartitionState::Normal,
             said: BTreeSet::new(),
             warned: Vec::new(),
             shared,
@@ -84,15 +84,16 @@ struct Watch {
     downing: Downing,
     peers: Peers,
     inputs: Inputs,
-    /// Whom this node does not reach, and since when that has been so.
+    /// The nodes that this node does not reach, and since when that has been so.
     row: BTreeSet<NodeId>,
     row_since: Moment,
-    /// Whether it tells that: once it knows it of everybody, and as a member also when others come.
+    /// Whether it reports them: as soon as it knows of every peer whether it reaches it, and as a member also
+    /// while others join.
     tells: bool,
     asking: Option<Asking>,
     lease: Option<LeaseGuard>,
-    posture: Posture,
-    /// Whom this side has downed, as it was told.
+    partition_state: PartitionState,
+    /// The nodes that this side has downed, as it was reported.
     said: BTreeSet<NodeId>,
     warned: Vec<Warning>,
 }
@@ -132,13 +133,13 @@ impl Watch {
             }
         }
         if let Some(guard) = self.lease.take() {
-            // Whoever won it goes on with its side, or goes down with it. The TTL is as long as the
-            // other side may still ask.
+            // The node that won the lease continues with its side, or shuts down with it. The TTL is as long as
+            // the other side may still ask.
             guard.abandon();
         }
     }
 
-    /// Takes in who the members are, whom of them this node reaches, and what they tell.
+    /// Takes the members, the nodes that this node reaches, and the reports of the members.
     fn look(&mut self, nodes: &member_view::View, now: Moment) {
         let shared = Arc::clone(&self.shared);
         let run = *shared.registered.borrow();
@@ -182,12 +183,12 @@ impl Watch {
 
     /// Tells what is new.
     fn tell(&mut self) {
-        let posture = self.downing.posture();
+        let partition_state = self.downing.partition_state();
         let told = self.shared.look(|observer| observer.unreachable().iter().eq(&self.row));
-        if posture != self.posture || !told {
-            self.posture = posture;
+        if partition_state != self.partition_state || !told {
+            self.partition_state = partition_state;
             let row = self.row.iter().cloned().collect();
-            self.shared.observe(|observer| observer.on_posture(posture, row));
+            self.shared.observe(|observer| observer.on_partition_state(partition_state, row));
         }
         let warnings = self.downing.warnings();
         for warning in warnings.iter().filter(|warning| !self.warned.contains(warning)) {
@@ -199,7 +200,7 @@ impl Watch {
         if self.downing.downed().is_none() {
             self.said.clear();
         }
-        // What is taken back needs no new word: whoever leads looks at the members as well.
+        // A decision that is taken back needs no report: the leader looks at the members as well.
         let verdicts = self.verdicts();
         self.shared.verdicts.send_if_modified(|said| {
             said.retain(|id, verdict| verdicts.get(id) == Some(verdict));
@@ -219,7 +220,7 @@ impl Watch {
         downed.filter_map(verdict).collect()
     }
 
-    /// Does what is decided, and tells when to look again; none once this node goes down.
+    /// Carries the decisions out. Returns when to look again; none once this node shuts down.
     async fn act(&mut self, now: Moment) -> Option<Moment> {
         loop {
             match self.downing.next(now) {
@@ -243,8 +244,8 @@ impl Watch {
         }
     }
 
-    /// Hands the verdicts to whoever leads, if that is this node; they are handed over again, in case
-    /// somebody else led then.
+    /// Hands the decisions to this node's coordinator, for the case that this node leads. They are handed over
+    /// again, in case another node led before.
     fn down(&mut self, nodes: BTreeSet<NodeId>) {
         self.shared.verdicts.send_replace(self.verdicts());
         if !nodes.is_subset(&self.said) {

@@ -11,7 +11,7 @@ use crate::record::ClusterRecord;
 /// What the watches show, and whose view it is.
 pub(super) struct Snapshot<'a> {
     pub(super) me: &'a NodeId,
-    /// This node's run, while it is registered.
+    /// This node's incarnation, while it is registered.
     pub(super) run: Option<Incarnation>,
     pub(super) cluster: &'a ShardMap,
     pub(super) record: &'a ClusterRecord,
@@ -25,9 +25,9 @@ pub(super) struct Snapshot<'a> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
     members: Vec<Member>,
-    /// The other members, and who is joining: those that are probed.
+    /// The other members, and the nodes that are joining: these are probed.
     pub(super) peers: BTreeMap<NodeId, NodeEntry>,
-    /// Whom the peers that tell do not reach.
+    /// The nodes that each reporting peer does not reach.
     rows: BTreeMap<NodeId, BTreeSet<NodeId>>,
 }
 
@@ -70,13 +70,14 @@ impl Inputs {
 }
 
 impl Snapshot<'_> {
-    /// This node as a member; none while this very run of it is not one that may decide.
+    /// This node as a member; none while this incarnation of it is none that may decide.
     fn myself(&self, entry: &NodeEntry) -> Option<Member> {
         if self.run != Some(entry.incarnation) {
             return None;
         }
         let failed = self.record.nodes.get(self.me).and_then(|note| note.failed.as_ref());
-        // Who is declared failed for whatever else joins again as another run; whom downing does goes down.
+        // A node that was declared failed for another reason joins again under a new incarnation; one that was
+        // downed shuts down.
         let downed = self.record.downed(self.me, entry.incarnation);
         let stays = entry.status != NodeStatus::Failed
             && failed.is_none_or(|failed| failed.incarnation != entry.incarnation);
@@ -89,8 +90,8 @@ impl Snapshot<'_> {
         match self.nodes.presence(&entry.id) {
             Some(presence) => member.with_roles(presence.record().info.roles.clone()),
             None => match self.role {
-                // Its role was told before this node looked. Like one that is joining, it counts for
-                // the other side only.
+                // Its role was reported before this node looked. Like a node that is joining, it counts for the
+                // other side only.
                 Some(role) if status.may_host() => member
                     .with_roles(BTreeSet::from([role.clone()]))
                     .with_status(NodeStatus::Discovered),

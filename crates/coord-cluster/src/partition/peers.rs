@@ -24,7 +24,7 @@ pub(super) struct Peers {
     probe: Option<Arc<dyn Probe>>,
     every: Duration,
     ask_at: Option<Moment>,
-    /// Probes under way: whom, and when it was asked if it answered.
+    /// Pending probes: the peer, and when it was asked, if it answered.
     probes: JoinSet<(NodeEntry, Option<Moment>)>,
     asked: BTreeSet<(NodeId, Incarnation)>,
     /// The runs that the detector knows.
@@ -35,7 +35,7 @@ struct Known {
     run: Incarnation,
     /// Whether it has ever been heard.
     heard: bool,
-    /// Whether the run before it was unreachable: then this one is, too, until it is heard.
+    /// Whether the incarnation before it was unreachable: then this one is unreachable, too, until it is heard.
     follows_lost: bool,
 }
 
@@ -74,7 +74,7 @@ impl Peers {
         self.probe.is_some()
     }
 
-    /// Whom this node does not reach.
+    /// The nodes that this node does not reach.
     pub(super) fn unreachable(&self, now: Moment) -> BTreeSet<NodeId> {
         let missed = self.known.iter().filter(|(id, known)| self.is_lost(id, known, now));
         missed.map(|(id, _)| id.clone()).collect()
@@ -111,8 +111,8 @@ impl Peers {
         }
     }
 
-    /// Takes the heartbeats in Discovery, where the peers are not asked. Where heartbeats don't show, the
-    /// store vouches for those that are registered; and its own silence counts against nobody.
+    /// Takes the heartbeats from Discovery, where the peers are not probed. Where heartbeats don't show, a node
+    /// that is registered counts as heard. Silence of the store itself counts against no node.
     pub(super) fn hear(&mut self, nodes: &member_view::View, silent: bool, now: Moment) {
         if self.are_asked() {
             return;
@@ -127,7 +127,7 @@ impl Peers {
         }
     }
 
-    /// For so long this process heard nobody.
+    /// This process heard no node for so long.
     pub(super) fn excuse(&mut self, silence: Duration) {
         self.detector.excuse(silence);
     }
@@ -164,7 +164,7 @@ impl Peers {
             return std::future::pending().await;
         };
         let Ok((peer, answered)) = probed else {
-            // It panicked, and whom it asked is not known: all may be asked again.
+            // The probe panicked, and its peer is not known: all may be probed again.
             self.asked.clear();
             return;
         };

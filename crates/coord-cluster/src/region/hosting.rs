@@ -4,8 +4,8 @@
 //!   not here ─(the map says so)─► starting ─► running ─(it does not any more)─► stopping ─► not here
 //! ```
 //!
-//! It goes by the newest map that it has seen, however old that is: nobody else is given a shard before
-//! this node has reported it stopped, or this run's time is up by its own deadline and the leader's clock.
+//! It goes by the newest map that it has seen, however old that is: no other node gets a shard before this node
+//! has reported it stopped, or this incarnation's time is up by its own deadline and the leader's clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -85,7 +85,7 @@ struct Hosted {
     uid: TableUid,
     epoch: Epoch,
     state: State,
-    /// When it was told to start, or to stop.
+    /// When the order to start or to stop came.
     since: Moment,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Hosting {
     /// Whether anything is really hosted; without a host every shard starts and stops at once.
     hosts: bool,
     standing: Option<Standing>,
-    /// Until when each run that still has shards here may host.
+    /// Until when each incarnation that still has shards here may host.
     deadlines: BTreeMap<Incarnation, Moment>,
     /// Nothing is hosted any more, and what still runs then is aborted.
     ends_at: Option<Moment>,
@@ -126,7 +126,7 @@ pub(crate) struct Hosting {
     wanted: BTreeMap<ShardId, Epoch>,
     /// Shards whose host failed since they were ready last.
     failures: BTreeMap<ShardId, Failure>,
-    /// What was told last.
+    /// The last report.
     faults: BTreeMap<ShardId, HostFault>,
     reported: Option<(Incarnation, Report)>,
 }
@@ -150,7 +150,7 @@ impl Hosting {
         }
     }
 
-    /// A map was seen. One that is older than another of the same life is none.
+    /// A map was seen. One that is older than another of the same generation is ignored.
     pub(crate) fn on_map(&mut self, map: Option<Arc<ShardMap>>) {
         let older = |old: &Arc<ShardMap>| {
             map.as_ref().is_some_and(|new| new.uid() == old.uid() && new.version() <= old.version())
@@ -208,8 +208,8 @@ impl Hosting {
         self.shards.is_empty()
     }
 
-    /// Which life and version of the table it goes by, the shards that run, and the version that brought
-    /// the last of them.
+    /// The generation and version of the table that it goes by, the shards that run, and the version that
+    /// brought the last of them.
     pub(crate) fn running(&self) -> Option<(TableUid, Version, Vec<ShardId>, Version)> {
         let map = self.map.as_ref()?;
         let runs = self.shards.iter().filter(|(_, hosted)| hosted.state == State::Running);
@@ -250,7 +250,7 @@ impl Hosting {
             if !matches!(hosted.state, State::Starting | State::Running) {
                 continue;
             }
-            // What runs for another life of the table is another shard.
+            // A shard that runs for another generation of the table is another shard.
             let same = may_host && Some(hosted.run) == run && Some(hosted.uid) == uid;
             let epoch = self.wanted.get(&shard).filter(|_| same);
             match (epoch, &fence) {
@@ -347,7 +347,7 @@ impl Hosting {
         }
     }
 
-    /// The slot of this very run in the map.
+    /// The slot of this incarnation in the map.
     fn slot(&self) -> Option<(Slot, &ShardMap)> {
         let (standing, map) = (self.standing?, self.map.as_ref()?);
         let slot = map.slot_of(&self.me)?;
@@ -420,8 +420,8 @@ impl Hosting {
         }
         let last = self.reported.as_ref().filter(|(of, last)| *of == run && last.uid == report.uid);
         let is_news = match last {
-            // A life that begins may wait for those who hosted one before it; so who hosts says of which
-            // life.
+            // A generation that begins may wait for the hosts of the one before it, so a report names its
+            // generation.
             None => asked.is_some() || !self.shards.is_empty() || map.version() == Version::ZERO,
             Some((_, last)) => {
                 asked > Some(last.applied)
@@ -447,7 +447,7 @@ fn is_mine(handoff: Handoff, me: Slot, place: Option<usize>, motions: &[Motion])
     };
     match motions.iter().filter(moving).find(|motion| at(motion) == place) {
         None => true,
-        // Nobody takes the place: it only has to stop.
+        // No node takes the place: the shard only has to stop.
         Some(motion) if to_me(&motion) => false,
         Some(_) if handoff == Handoff::MakeBeforeBreak => true,
         // One that goes nearer to the front runs on.

@@ -18,7 +18,7 @@ pub(crate) struct Sample {
     pub(crate) loads: Vec<(ShardId, f64)>,
 }
 
-/// Keeps what was told last.
+/// Keeps the last report.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     at: Moment,
@@ -45,7 +45,7 @@ impl Sampler {
         self.at = now.plus(SAMPLE_EVERY);
     }
 
-    /// What has to be told anew, if anything.
+    /// What has to be reported anew, if anything.
     pub(crate) fn take(&mut self, sample: Sample, now: Moment) -> Option<&LoadReport> {
         self.at = now.plus(SAMPLE_EVERY);
         let Sample { run, uid, applied, newest, loads } = sample;

@@ -8,21 +8,21 @@
 //!   who       length 1, cluster, length 1, node, incarnation 16 if it is registered
 //! ```
 //!
-//! A connection carries the requests of one side to one run of a node, and the answers to them; two processes
-//! that ask each other have two. It is made when the first request needs it and kept for as long as that run is
-//! registered; after it broke, requests fail at once ("not sent") until a pause of 20 ms, doubling to 1 s, is over.
-//! Many requests are on their way on one connection, up to [`TcpLimits::in_flight_max`]: beyond it, callers wait,
-//! and the server does not read on.
+//! A connection carries the requests of one side to one incarnation of a node, and the answers to them; two
+//! processes that ask each other have two connections. It is made when the first request needs it, and kept as
+//! long as that incarnation is registered. After it broke, requests fail at once ("not sent") until a pause of
+//! 20 ms, doubling to 1 s, is over. Many requests are on their way on one connection, up to
+//! [`TcpLimits::in_flight_max`]: beyond that callers wait, and the server does not read on.
 //!
-//! Nothing is sent before the server has welcomed the client, so that a process of another cluster or of another
-//! protocol, another node, and another run of the node are told who answers, and nothing else. Both sides compare
-//! who is asked for with who answers, and log what differs, once for each peer. `Hello` and `Refused` have one
-//! form in all versions.
+//! Nothing is sent before the server has welcomed the client. A process of another cluster or protocol, another
+//! node, and another incarnation of the node learn only which process answers. Both sides compare the process
+//! that is asked for with the one that answers, and log a difference once for each peer. `Hello` and `Refused`
+//! have one form in all versions.
 //!
-//! A server that closes, or whose run is over, answers what it has read and says up
-//! to where that was: what came after was certainly not taken. A side that hears no byte for
-//! [`TcpLimits::silence`], or gets none away that it has to send, gives the connection up. So a client pings, and
-//! a server says that it lives, also while requests wait and it does not read on.
+//! A server that closes, or whose incarnation is over, answers what it has read and reports how far that was:
+//! what came after was certainly not taken. A side gives the connection up if it hears no byte for
+//! [`TcpLimits::silence`], or can't send what it has to send for that long. So a client pings, and a server
+//! reports that it lives, also while requests wait and it does not read on.
 //!
 //! Before the greeting is over, either side takes frames of 512 bytes at the most, and for no longer than
 //! [`TcpLimits::connect_timeout`]. Later a frame takes as much memory as has come of it.
@@ -200,7 +200,7 @@ pub(crate) mod fuzzing {
 /// A [`Transport`] over TCP.
 ///
 /// Connections are neither encrypted nor authenticated: it is for a private network. What both sides say of
-/// themselves guards against mistakes, and against nobody who lies.
+/// themselves guards against mistakes, and not against attackers.
 #[derive(Debug)]
 pub struct TcpTransport {
     shared: Arc<Shared>,

@@ -191,13 +191,13 @@ async fn leadership_is_given_up_and_transferred() {
     .await;
     let second = status.leader.clone().expect("leads");
     assert_ne!(second.node, *nodes[first].node());
-    let heir = nodes[first].node().clone();
-    done(&nodes[first], Command::TransferLeadership { to: heir.clone() }).await;
+    let target = nodes[first].node().clone();
+    done(&nodes[first], Command::TransferLeadership { to: target.clone() }).await;
     until(&nodes[first], |status| {
         status
             .leader
             .as_ref()
-            .is_some_and(|leader| leader.term > second.term && leader.node == heir)
+            .is_some_and(|leader| leader.term > second.term && leader.node == target)
     })
     .await;
 }

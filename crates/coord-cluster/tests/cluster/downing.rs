@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coord_cluster::Probe;
-use coord_cluster::downing::{DownReason, DowningSettings, Posture, Strategy};
+use coord_cluster::downing::{DownReason, DowningSettings, PartitionState, Strategy};
 use coord_cluster::{Cluster, EventKind, Events, Host, HostError, Settings, ShardFence, Table};
 use coord_conformance::faults::{FaultControl, Faulty};
 use coord_core::{
@@ -180,8 +180,8 @@ impl World {
         node.status().went_down.expect("it went down")
     }
 
-    fn posture(&self, name: &str) -> Posture {
-        self.nodes[name].cluster.status().posture
+    fn partition_state(&self, name: &str) -> PartitionState {
+        self.nodes[name].cluster.status().partition_state
     }
 
     /// What downing has told on a node so far: whom it downed, why it went down.
@@ -220,7 +220,7 @@ async fn peers_and_store_reachable_is_normal() {
         let before = map(&world.nodes["n1"].cluster);
         sleep(Duration::from_secs(900)).await;
         for name in FIVE {
-            assert_eq!(world.posture(name), Posture::Normal);
+            assert_eq!(world.partition_state(name), PartitionState::Normal);
             assert_eq!(world.told(name), []);
         }
         assert!(map(&world.nodes["n1"].cluster).raw_owners() == before.raw_owners());
@@ -235,14 +235,17 @@ async fn peers_reachable_and_the_store_away_is_frozen() {
         let before = map(&world.nodes["n1"].cluster);
         world.cut(&FIVE);
         for name in FIVE {
-            until(&world.nodes[name].cluster, |status| status.posture == Posture::Frozen).await;
+            until(&world.nodes[name].cluster, |status| {
+                status.partition_state == PartitionState::Frozen
+            })
+            .await;
             assert_eq!(world.hosting.of(&id(name)), 12, "what is hosted works on");
         }
         world.heal(&FIVE);
         world.settles(&FIVE).await;
         sleep(Duration::from_secs(300)).await;
         for name in FIVE {
-            assert_eq!(world.posture(name), Posture::Normal);
+            assert_eq!(world.partition_state(name), PartitionState::Normal);
             assert_eq!(world.told(name), []);
         }
         assert!(map(&world.nodes["n1"].cluster).raw_owners() == before.raw_owners());
@@ -267,7 +270,8 @@ async fn peers_away_and_the_store_reachable_is_split_and_the_majority_goes_on() 
         let start = Instant::now();
         let (losers, winners) = (["n1", "n2"], ["n3", "n4", "n5"]);
         world.net.split(&[&losers, &winners]);
-        until(&world.nodes["n3"].cluster, |status| status.posture == Posture::Split).await;
+        until(&world.nodes["n3"].cluster, |status| status.partition_state == PartitionState::Split)
+            .await;
         for loser in losers {
             // Whoever hears the verdict first need not find out alone.
             let why = world.ended(loser).await;
@@ -282,7 +286,7 @@ async fn peers_away_and_the_store_reachable_is_split_and_the_majority_goes_on() 
         let mut told = Vec::new();
         for winner in winners {
             told.extend(world.told(winner));
-            assert_eq!(world.posture(winner), Posture::Normal);
+            assert_eq!(world.partition_state(winner), PartitionState::Normal);
         }
         assert!(
             !told.is_empty() && told.iter().all(|t| *t == World::downed(name, &losers)),
@@ -314,7 +318,7 @@ async fn neither_peers_nor_store_is_isolated_and_the_majority_holds_on_until_the
         assert_eq!(world.ended(loser).await, DownReason::OtherSide);
     }
     for winner in winners {
-        assert_eq!(world.posture(winner), Posture::Isolated);
+        assert_eq!(world.partition_state(winner), PartitionState::Isolated);
         assert_eq!(world.told(winner), [], "it can't write a verdict");
         assert_eq!(world.hosting.of(&id(winner)), 12);
     }
@@ -331,7 +335,7 @@ async fn neither_peers_nor_store_has_no_lease_to_ask_for_and_holds_on() {
     world.cut(&FIVE);
     sleep(2 * DECIDED).await;
     for name in FIVE {
-        assert_eq!(world.posture(name), Posture::Isolated);
+        assert_eq!(world.partition_state(name), PartitionState::Isolated);
         assert_eq!(world.told(name), []);
         assert_eq!(world.hosting.of(&id(name)), 12);
     }
@@ -359,7 +363,7 @@ async fn a_store_that_comes_back_to_one_after_the_other_keeps_one_whole_side() {
         world.cut(&FIVE);
         sleep(DECIDED).await;
         for name in order {
-            assert_eq!(world.posture(name), Posture::Isolated, "{name}");
+            assert_eq!(world.partition_state(name), PartitionState::Isolated, "{name}");
             world.heal(&[name]);
             sleep(Duration::from_secs(12)).await;
         }
@@ -436,7 +440,7 @@ async fn a_side_without_the_store_reads_the_verdict_when_it_is_back() {
     let failed = |status: &coord_cluster::Status| status.count(NodeStatus::Failed) == 2;
     until(&world.nodes["n3"].cluster, failed).await;
     for loser in losers {
-        assert_eq!(world.posture(loser), Posture::Isolated);
+        assert_eq!(world.partition_state(loser), PartitionState::Isolated);
         assert_eq!(world.hosting.of(&id(loser)), 12, "nobody else has them yet");
     }
     world.heal(&losers);
@@ -528,7 +532,7 @@ async fn the_detector_that_the_settings_name_judges() {
     let age = "{ kind = 'heartbeat-age', limit = '5s' }";
     let each = FIVE.map(|name| [name]);
     let apart: Vec<&[&str]> = each.iter().map(|one| &one[..]).collect();
-    for (detector, expected) in [(phi, Posture::Normal), (age, Posture::Split)] {
+    for (detector, expected) in [(phi, PartitionState::Normal), (age, PartitionState::Split)] {
         let toml =
             format!("[downing]\nstrategy = {{ kind = 'keep-majority' }}\ndetector = {detector}");
         let settings = Settings::load::<String, String>([], &toml).expect("valid");
@@ -538,11 +542,11 @@ async fn the_detector_that_the_settings_name_judges() {
             sleep(3 * SECOND).await;
             world.net.split(&[]);
             sleep(11 * SECOND).await;
-            assert!(FIVE.iter().all(|name| world.posture(name) == Posture::Normal));
+            assert!(FIVE.iter().all(|name| world.partition_state(name) == PartitionState::Normal));
         }
         world.net.split(&apart);
         sleep(6 * SECOND).await;
-        assert!(FIVE.iter().all(|name| world.posture(name) == expected), "{detector}");
+        assert!(FIVE.iter().all(|name| world.partition_state(name) == expected), "{detector}");
         world.net.split(&[&["n1", "n2"], &["n3", "n4", "n5"]]);
         for loser in ["n1", "n2"] {
             let why = world.ended(loser).await;
@@ -605,11 +609,11 @@ async fn what_heals_in_time_downs_nobody() {
     let mut world = World::of(Strategy::DownAll, &FIVE).await;
     world.net.split(&[&["n1"], &["n2", "n3", "n4", "n5"]]);
     sleep(Duration::from_secs(15)).await;
-    assert_eq!(world.posture("n1"), Posture::Split);
+    assert_eq!(world.partition_state("n1"), PartitionState::Split);
     world.net.split(&[]);
     sleep(Duration::from_secs(300)).await;
     for name in FIVE {
-        assert_eq!(world.posture(name), Posture::Normal);
+        assert_eq!(world.partition_state(name), PartitionState::Normal);
         assert_eq!(world.told(name), []);
     }
     world.settles(&FIVE).await;

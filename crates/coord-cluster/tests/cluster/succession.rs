@@ -58,17 +58,17 @@ async fn leadership_goes_to_the_node_that_was_named_and_to_nobody_in_between() {
     let mut events = nodes[0].events();
     for round in 0..24 {
         let first = leader(&nodes);
-        let heir = &nodes[(first + 1 + round % 3) % 4];
+        let target = &nodes[(first + 1 + round % 3) % 4];
         let asked = Instant::now();
-        let command = Command::TransferLeadership { to: heir.node().clone() };
+        let command = Command::TransferLeadership { to: target.node().clone() };
         assert!(nodes[round % 4].request(command).await.expect("asked").is_done());
-        leads(heir, heir.node()).await;
+        leads(target, target.node()).await;
         assert!(asked.elapsed() < Duration::from_millis(200), "{:?}", asked.elapsed());
-        until(&nodes[0], |_| heir.is_leader()).await;
+        until(&nodes[0], |_| target.is_leader()).await;
         // Whoever led stands again after a while, and so do the others.
         sleep(Duration::from_secs(7)).await;
         let elected = elected(&mut events);
-        assert!(matches!(&elected[..], [(node, _)] if node == heir.node()), "{elected:?}");
+        assert!(matches!(&elected[..], [(node, _)] if node == target.node()), "{elected:?}");
     }
 }
 
@@ -77,13 +77,13 @@ async fn a_node_that_was_named_and_does_not_come_is_waited_for_once() {
     let store = store();
     let nodes = four(&store).await;
     let first = leader(&nodes);
-    let heir = &nodes[(first + 1) % 4];
+    let target = &nodes[(first + 1) % 4];
     let others = &nodes[(first + 2) % 4];
     let mut events = others.events();
     let term = nodes[first].fence().expect("leads").term;
     // It can't say that it is gone.
-    heir.abandon();
-    let command = Command::TransferLeadership { to: heir.node().clone() };
+    target.abandon();
+    let command = Command::TransferLeadership { to: target.node().clone() };
     assert!(nodes[first].command(command).await.expect("asked").is_done());
     let asked = Instant::now();
     until(others, |status| status.leader.as_ref().is_some_and(|leader| leader.term > term)).await;
@@ -145,8 +145,8 @@ async fn a_rolling_update_changes_the_leader_once() {
     }
     sleep(AFTER).await;
     let now = elected(&mut events);
-    let [(heir, _)] = &now[..] else { panic!("it changed once: {now:?}") };
-    assert!(updated.iter().any(|node| node.node() == heir), "{heir}");
+    let [(target, _)] = &now[..] else { panic!("it changed once: {now:?}") };
+    assert!(updated.iter().any(|node| node.node() == target), "{target}");
     let name = last.node().to_string();
     last.leave().await.expect("leaves");
     updated.push(start(&store, &name, "1.10.0").await.expect("starts"));

@@ -127,7 +127,7 @@ impl State {
             expires: self.expiry(now, ttl.get()),
         };
         if is_rewritten {
-            // An error only says that nobody listens.
+            // An error only says that there is no listener.
             let _ = self.node_events.send(event(live.record(now)));
         }
         let after = Some(live.expires);

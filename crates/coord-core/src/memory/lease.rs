@@ -17,7 +17,7 @@ use crate::types::{AcquireRequest, Era, Fence, Grant, LeaseName, LeaseRecord, Re
 /// How many events a watch of one lease may fall behind before it gets a snapshot.
 const EVENTS_MAX: usize = 16;
 
-/// A lease that somebody holds.
+/// A lease that is held.
 pub(super) struct HeldLease {
     grant: Grant,
     expires: Instant,
@@ -107,7 +107,7 @@ impl State {
         }
     }
 
-    /// Ends a lease, whoever holds it.
+    /// Ends a lease, whichever attempt holds it.
     pub(super) fn delete_lease(&mut self, lease: &LeaseName) -> bool {
         let Some(held) = self.leases.remove(lease) else { return false };
         self.set_expiry(Expiring::Lease(lease.clone()), Some(held.expires), None);
@@ -175,7 +175,7 @@ impl State {
 
     fn tell_lease(&self, lease: &LeaseName, event: LeaseEvent) {
         if let Some(events) = self.lease_events.get(lease) {
-            // An error only says that nobody listens.
+            // An error only says that there is no listener.
             let _ = events.send(event);
         }
     }

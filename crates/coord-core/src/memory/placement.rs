@@ -145,7 +145,7 @@ impl State {
         let place = self.next_write();
         self.requests.insert(id, OpenRequest { record, place });
         self.set_expiry(Expiring::Request(id), None, Some(expires));
-        // An error only says that nobody listens.
+        // An error only says that there is no listener.
         let _ = self.request_events.send(RequestEvent::Submitted(request.clone()));
         Ok(id)
     }

@@ -182,7 +182,7 @@ impl State {
         }
     }
 
-    /// Ends everything, as if nobody had said why.
+    /// Ends everything without saying why.
     pub(super) fn lose_data(&mut self) {
         while let Some(lease) = self.leases.keys().next().cloned() {
             self.delete_lease(&lease);

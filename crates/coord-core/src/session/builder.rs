@@ -152,7 +152,7 @@ pub struct LeaseBuilder {
     on_retry: OnRetry,
 }
 
-/// Who is told of each request to acquire that failed and that trying again may heal.
+/// Called with each failed request to acquire that may succeed when it is tried again.
 #[derive(Clone, Default)]
 pub(super) struct OnRetry(Option<Tell>);
 
@@ -200,8 +200,8 @@ impl LeaseBuilder {
         self
     }
 
-    /// How often a waiting candidate tries where no watch shows it who holds the lease; a fifth of the
-    /// TTL, and at most 5 s, unless said. With a watch that does, trying once a TTL is enough.
+    /// How often a waiting candidate tries where no watch shows it the holder of the lease; a fifth of the TTL,
+    /// and at most 5 s, by default. With a watch that does, trying once a TTL is enough.
     pub fn retry_every(mut self, interval: Duration) -> Self {
         self.asked.retry_every = Some(interval);
         self
@@ -234,7 +234,7 @@ impl LeaseBuilder {
     /// [`build`](Self::build) and [`LeaseSession::acquire`].
     ///
     /// # Errors
-    /// As those.
+    /// The errors of both.
     ///
     /// # Cancel safety
     /// As `LeaseSession::acquire`.
@@ -245,7 +245,7 @@ impl LeaseBuilder {
     /// [`build`](Self::build) and [`LeaseSession::try_acquire`].
     ///
     /// # Errors
-    /// As those.
+    /// The errors of both.
     ///
     /// # Cancel safety
     /// As `LeaseSession::try_acquire`.
@@ -271,7 +271,7 @@ pub enum TryAcquire {
 pub enum LeaseState {
     /// It neither holds the lease nor wants it.
     Idle,
-    /// It wants the lease; who else holds it, if that is known.
+    /// It wants the lease; with the present holder, if that is known.
     Acquiring(Option<Holder>),
     /// It holds the lease, under this fence.
     Held(Fence),
@@ -302,7 +302,7 @@ impl LeaseSession {
         self.state.subscribe()
     }
 
-    /// Acquires the lease, waiting until nobody else holds it.
+    /// Acquires the lease, waiting until it is free.
     ///
     /// The wait is driven by the watch, with the retry interval as the net. A store that can't be
     /// reached is tried again with back-off, without end.
@@ -328,8 +328,8 @@ impl LeaseSession {
         }
     }
 
-    /// Acquires the lease if nobody holds it. A lost reply is resolved by sending the same attempt
-    /// again, at most three requests in all.
+    /// Acquires the lease if it is free. A lost reply is resolved by sending the same attempt again, at most
+    /// three requests in all.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire), and `Unavailable`. What the store may have granted all the same

@@ -14,7 +14,7 @@ use crate::watch::Watched;
 /// How often a candidate that does not wait its turn sends its request, if replies are lost.
 const TRIES_MAX: u32 = 3;
 
-/// Whether a candidate waits until nobody else holds the lease.
+/// Whether a candidate waits until the lease is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patience {
     WaitsItsTurn,
@@ -57,8 +57,8 @@ pub(super) struct Candidate {
     was_answered: bool,
     /// How often it was denied since.
     denials: u32,
-    /// Whether the last that the watch told is who holds the lease, so that it tells what becomes of
-    /// that one.
+    /// Whether the last event of the watch was a holder of the lease, so that the watch will show the next
+    /// change of it.
     is_watched: bool,
     other: Option<Other>,
 }
@@ -109,7 +109,7 @@ impl Candidate {
         self.try_at
     }
 
-    /// Whether the store may hold a grant of the present attempt that nobody was told of.
+    /// Whether the store may hold a grant of the present attempt whose reply was lost.
     pub(super) fn maybe_granted(&self) -> bool {
         self.maybe_granted
     }
@@ -243,7 +243,7 @@ impl Candidate {
                 if record.holder.attempt == self.attempt {
                     return self.try_within(now, Duration::ZERO);
                 }
-                // Another one was faster: whoever was about to try waits again.
+                // Another one was faster: a candidate that was about to try waits again.
                 let is_change = matches!(told, Watched::Event(LeaseEvent::Changed(_)));
                 let is_new = self.saw(now, record.clone(), is_change);
                 if is_new || !was_watched {
@@ -273,7 +273,7 @@ impl Candidate {
         self.try_at = self.try_at.min(at);
     }
 
-    /// Notes who holds the lease; true if that is news. Only a change that the watch shows means that it
+    /// Notes the holder of the lease; true if that is news. Only a change that the watch shows means that it
     /// would show the next one too: what a try finds may be any number of renewals old.
     fn saw(&mut self, now: Moment, record: LeaseRecord, is_change: bool) -> bool {
         match &mut self.other {
@@ -293,8 +293,8 @@ impl Candidate {
         }
     }
 
-    /// Whether a lease that is vacant now must be taken for expired: its last write, where writes show,
-    /// is a whole TTL ago. Else it was released, or nobody can tell, and a release is answered quickly.
+    /// Whether a lease that is vacant now must be taken for expired: its last write, where writes show, is a
+    /// whole TTL ago. Else it was released, or that can't be told, and a release is answered quickly.
     fn ran_out(&self, now: Moment) -> bool {
         self.other.as_ref().is_some_and(|other| {
             let ttl = other.record.ttl.get();

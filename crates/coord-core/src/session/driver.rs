@@ -52,7 +52,7 @@ pub(super) struct Campaign {
     pub(super) request: AcquireRequest,
 }
 
-/// Acquires, and answers through `reply`; what was won when nobody listens any more is given back.
+/// Acquires, and answers through `reply`. A grant that is won after the caller has stopped waiting is released.
 pub(super) async fn campaign(mut task: Campaign, mut reply: oneshot::Sender<Result<TryAcquire>>) {
     task.state.send_replace(LeaseState::Acquiring(None));
     let answer = task.run(&mut reply).await;
@@ -60,7 +60,7 @@ pub(super) async fn campaign(mut task: Campaign, mut reply: oneshot::Sender<Resu
         task.state.send_replace(LeaseState::Idle);
     }
     if let Some(answer) = answer {
-        // A guard that nobody takes is dropped here, which releases it.
+        // A guard that has no receiver is dropped here, which releases it.
         drop(reply.send(answer));
     }
     if task.candidate.maybe_granted() {
@@ -169,12 +169,12 @@ impl Campaign {
         }
     }
 
-    /// Notes and shows who holds the lease.
+    /// Notes and shows the holder of the lease.
     fn saw(&self, record: Option<&LeaseRecord>) {
         if let Some(record) = record {
             self.leases.terms.saw(record);
         }
-        // Its own grant, of which it was not told yet, is nobody else's.
+        // Its own grant, whose reply it has not seen yet, is no other holder's.
         let own = self.request.holder.attempt;
         let other = record.map(|record| &record.holder).filter(|holder| holder.attempt != own);
         let now = LeaseState::Acquiring(other.cloned());
@@ -213,7 +213,7 @@ impl Campaign {
         LeaseGuard::new(tenure, stop)
     }
 
-    /// Releases a grant that nobody was given.
+    /// Releases a grant that no caller has received.
     async fn give_back(&self, grant: Grant) {
         let clock = &*self.leases.clock;
         let (name, term) = (grant.lease.clone(), grant.term);
@@ -339,7 +339,7 @@ impl Keeper {
         if self.tenure.raise(before, after) {
             self.tenure.set_grant(self.holding.grant());
         } else {
-            // Either the holder has just let go, or somebody was told that the lease is lost.
+            // Either the holder has just released it, or a reader was told that the lease is lost.
             self.look_for_order();
             self.holding.overtaken();
         }

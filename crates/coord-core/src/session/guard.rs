@@ -36,7 +36,7 @@ pub enum Lost {
         /// The last error of a renewal, if there was one.
         last_error: Option<Arc<Error>>,
     },
-    /// The store has no such grant any more, and nobody holds the lease: it ran out or was deleted.
+    /// The store has no such grant any more, and the lease is free: it ran out or was deleted.
     Gone,
     /// Another attempt holds the lease.
     Superseded {
@@ -101,8 +101,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     fence: Fence,
     grant: Mutex<Grant>,
-    /// In nanoseconds since the clock's origin; [`SEALED`] once somebody has seen it pass or the tenure
-    /// has ended, after which nothing raises it.
+    /// In nanoseconds since the clock's origin; [`SEALED`] once a reader has seen it pass or the tenure has
+    /// ended, after which nothing raises it.
     deadline: AtomicU64,
     lost: watch::Receiver<Option<Lost>>,
 }
@@ -180,7 +180,7 @@ impl HeldLease {
         self.0.lost.borrow().clone()
     }
 
-    /// Waits until the tenure has ended, and tells how; the same to everybody who asks, also late.
+    /// Waits until the tenure has ended, and returns how; every caller gets the same answer, also a late one.
     ///
     /// # Cancel safety
     /// Nothing is lost.
@@ -243,7 +243,7 @@ pub struct LeaseGuard {
     stop: Option<oneshot::Sender<StopOrder>>,
 }
 
-/// Tells the task to stop; dropped unsent, it means a release that nobody waits for.
+/// Tells the task to stop; dropped unsent, it means a release without a waiting caller.
 pub(super) struct StopOrder {
     pub(super) stop: Stop,
     pub(super) reply: Option<oneshot::Sender<Result<Release>>>,
@@ -331,8 +331,8 @@ impl LeaseGuard {
         }
     }
 
-    /// Gives the order and ends the tenure for everybody who looks; false if the task is gone. The
-    /// order comes first, so that the task never takes the seal for a deadline that passed.
+    /// Gives the order and ends the tenure for every reader; false if the task is gone. The order comes first,
+    /// so that the task never takes the seal for a deadline that passed.
     fn order(&mut self, order: StopOrder) -> bool {
         let sent = self.stop.take().is_some_and(|stop| stop.send(order).is_ok());
         self.tenure.seal();

@@ -187,7 +187,7 @@ impl Holding {
         };
     }
 
-    /// Somebody saw the deadline pass before a renewal was answered, so that it came too late.
+    /// A reader saw the deadline pass before a renewal was answered, so that it came too late.
     pub(super) fn overtaken(&mut self) {
         if matches!(self.phase, Phase::Held { .. } | Phase::Renewing { .. }) {
             self.lapse();

@@ -11,7 +11,7 @@ use super::revision::Revision;
 use super::term::{Fence, Origin, Term};
 use super::ttl::Ttl;
 
-/// Who holds a lease: a node, the run of it, and the attempt that won. The attempt alone decides.
+/// The holder of a lease: a node, its incarnation, and the attempt that won. The attempt alone decides.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holder {
@@ -55,7 +55,7 @@ pub enum Reclaim {
 pub struct AcquireRequest {
     /// Which lease.
     pub lease: LeaseName,
-    /// For whom, and in which attempt.
+    /// The node, and its attempt.
     pub holder: Holder,
     /// For how long.
     pub ttl: Ttl,
@@ -123,7 +123,7 @@ impl Grant {
 pub struct LeaseRecord {
     /// Which lease.
     pub lease: LeaseName,
-    /// Who holds it.
+    /// The holder.
     pub holder: Holder,
     /// Under which term.
     pub term: Term,
@@ -133,7 +133,7 @@ pub struct LeaseRecord {
     pub origin: Origin,
     /// The store's mark of the last write.
     pub revision: Revision,
-    /// How long it has still to live if nobody renews it, where that is known.
+    /// How long it has still to live if it is not renewed, where that is known.
     pub may_expire_in: Option<Duration>,
     /// How long ago it was renewed, where its holder or the store tells. For people: it goes by wall
     /// clocks, maybe by those of two machines, so that nothing may be judged by it.
@@ -163,14 +163,14 @@ impl LeaseRecord {
         self
     }
 
-    /// Whether its holder seems to be gone: it is not said to have renewed it within the TTL. Where
-    /// nobody but observers ends a lease, such a record stays until somebody takes the lease over.
+    /// Whether its holder seems to be gone: no renewal is known within the TTL. Where only observers end a
+    /// lease, such a record stays until another node takes the lease over.
     #[must_use]
     pub fn seems_abandoned(&self) -> bool {
         self.renewed_ago.is_some_and(|ago| ago > self.ttl.get())
     }
 
-    /// The grant that this record shows, for an operator who ends another's tenure on purpose.
+    /// The grant that this record shows, for an operator who ends another node's tenure on purpose.
     #[must_use]
     pub fn into_grant(self) -> Grant {
         Grant::new(self.lease, self.holder, self.term, self.ttl, self.origin, self.revision)

@@ -4,8 +4,8 @@ use std::fmt;
 
 use bytes::Bytes;
 
-/// A store's opaque mark of one write, for compare-and-set. Never compared for order in our code: what
-/// it holds is known to the backend that made it and to nobody else.
+/// A store's opaque mark of one write, for compare-and-set. Never compared for order in our code: only the
+/// backend that made it knows what it holds.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Revision(Bytes);
 

@@ -1,4 +1,4 @@
-//! Shards and tables: the fixed parts of a key space, and who owns each.
+//! Shards and tables: the fixed parts of a key space, and the owner of each.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::quote::quoted;
 pub const SHARDS_MAX: u32 = 1 << 24;
 /// The most owners a shard may have.
 pub const REPLICAS_MAX: u8 = 7;
-/// The most nodes one table can name: a slot is 16 bits wide, and one value means "nobody".
+/// The most nodes one table can name: a slot is 16 bits wide, and one value means "no node".
 pub const NODES_MAX: usize = 65_534;
 /// The most bytes of a map's annex.
 pub const ANNEX_BYTES_MAX: usize = 512 * 1024;
@@ -171,8 +171,8 @@ impl From<ReplicationFactor> for u8 {
 #[serde(try_from = "u64", into = "u64")]
 pub struct Version(u64);
 
-/// The greatest version that is read from a store. It leaves room above, so that whoever counts on from what
-/// was read never comes to an end.
+/// The greatest version that is read from a store. It leaves room above, so that a reader that counts on from
+/// there never comes to an end.
 pub(crate) const VERSION_MAX: u64 = u64::MAX >> 1;
 
 impl Version {
@@ -362,7 +362,7 @@ impl FromStr for NodeStatus {
 pub struct Slot(u16);
 
 impl Slot {
-    /// Nobody: the value that an owner's place holds while it is empty.
+    /// No node: the value that an owner's place holds while it is empty.
     pub const NOBODY: Self = Self(u16::MAX);
 
     /// The slot with this index.
@@ -371,13 +371,13 @@ impl Slot {
         Self(index)
     }
 
-    /// Its index, or 65,535 for nobody.
+    /// Its index, or 65,535 for no node.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Its index, unless it is nobody.
+    /// Its index, unless it is no node.
     #[must_use]
     pub const fn index(self) -> Option<usize> {
         if self.0 == u16::MAX { None } else { Some(self.0 as usize) }
@@ -393,7 +393,7 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// A node as a map names it, so that those who watch only the maps know the members too.
+/// A node as a map names it, so that a reader that watches only the maps knows the members too.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeEntry {
@@ -442,8 +442,8 @@ impl NodeEntry {
 pub struct Motion {
     /// Which of the shard's owners, 0 for the primary.
     pub replica: u8,
-    /// The other node: where it moves to, or (leaving) who has still to stop. The owner itself where it
-    /// only has to stop, for nobody takes the place.
+    /// The other node: the one that it moves to, or (leaving) the one that has still to stop. The owner itself
+    /// where it only has to stop, because no node takes the place.
     pub other: SlotNumber,
     /// Which half of the move this is.
     pub phase: MotionPhase,
@@ -481,7 +481,7 @@ pub enum MotionPhase {
     Leaving,
 }
 
-/// Who owns which shard of one table, at one version.
+/// The owner of each shard of one table, at one version.
 ///
 /// A map is immutable; [`edit`](Self::edit) makes the next version, which shares with this one what does
 /// not change. Looking up an owner is one array access.
@@ -520,7 +520,7 @@ impl PartialEq for Tally {
 impl Eq for Tally {}
 
 impl ShardMap {
-    /// The map of a table that was just created: version 0, nobody owns anything.
+    /// The map of a table that was just created: version 0, no shard has an owner.
     #[must_use]
     pub fn empty(header: TableHeader, uid: TableUid) -> Self {
         let shards = header.shards.get() as usize;
@@ -602,7 +602,7 @@ impl ShardMap {
         self.owner_slots(shard).filter_map(|slot| self.node(slot))
     }
 
-    /// All owners' slots, `shards × replicas` of them, 65,535 for nobody; what placement works on.
+    /// All owners' slots, `shards × replicas` of them, 65,535 for no node; what placement works on.
     #[must_use]
     pub fn raw_owners(&self) -> &[u16] {
         &self.owners
@@ -813,7 +813,7 @@ impl MapEdit {
         Ok(())
     }
 
-    /// Gives one place of a shard to a node, or to nobody.
+    /// Gives one place of a shard to a node, or empties it.
     ///
     /// # Errors
     /// `Invalid` for a shard or replica that the table does not have, or a slot that names no node.

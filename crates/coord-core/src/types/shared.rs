@@ -4,8 +4,8 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-/// A value that clones share. The first write through a clone copies the value, unless nobody else holds
-/// it any more. Borrow it mutably once for many writes: each borrow looks at the count of holders.
+/// A value that clones share. The first write through a clone copies the value, unless no other clone holds it
+/// any more. Borrow it mutably once for many writes: each borrow looks at the count of holders.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CopyOnWrite<T>(Arc<T>);
 

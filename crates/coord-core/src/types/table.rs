@@ -99,7 +99,7 @@ impl Table {
 pub struct Request {
     /// Chosen by the sender: submitting it again is the same request.
     pub id: RequestId,
-    /// Who asks.
+    /// The node that asks.
     pub from: NodeId,
     /// After which it counts as unanswered.
     pub time_limit: Duration,

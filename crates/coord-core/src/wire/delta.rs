@@ -87,7 +87,7 @@ fn put_owners(out: &mut Vec<u8>, old: &[u16], new: &ShardMap) {
     out.extend_from_slice(&bits::pack(slots, bits::width(nobody)));
 }
 
-/// How many slots there are, which is also the number that stands for nobody among packed slots.
+/// How many slots there are, which is also the number for an empty place among packed slots.
 fn slot_count(nodes: &[Option<NodeEntry>]) -> u32 {
     u32::try_from(nodes.len()).unwrap_or(u32::MAX)
 }

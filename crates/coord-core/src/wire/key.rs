@@ -9,9 +9,8 @@ use crate::error::{Error, Result};
 use crate::quote::quoted;
 use crate::types::{AttemptId, Fence, Term, Version};
 
-/// Where a chunk is stored: what it is part of, who wrote it, and the hash of its content. Two
-/// different chunks of one table never share a key, whoever wrote them, so "create if absent" is
-/// enough.
+/// Where a chunk is stored: what it is part of, its writer, and the hash of its content. Two different chunks
+/// of one table never share a key, whichever fences wrote them, so "create if absent" is enough.
 ///
 /// As text: term, attempt, version, index and hash in hexadecimal, between dots; all of a fixed
 /// length but the index, so that keys sort by term, attempt and version.
@@ -74,8 +73,8 @@ impl OldChunks {
         Self { writer: writer.clone(), version: manifest.version(), named }
     }
 
-    /// Whether a chunk is one of them. Those of a greater term are a successor's, who may be writing
-    /// them just now, and those of a later version this writer's own next.
+    /// Whether a chunk is one of them. Chunks of a greater term are a successor's, which may be writing them
+    /// just now, and those of a later version this writer's own next.
     #[must_use]
     pub fn contains(&self, key: &ChunkKey) -> bool {
         let Self { writer, version, named } = self;

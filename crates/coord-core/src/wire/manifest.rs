@@ -110,9 +110,9 @@ impl Manifest {
         self.parts().flat_map(Part::stored_keys)
     }
 
-    /// The keys of the chunks that a reader has to fetch, who may `have` an earlier map of the
-    /// table. A chunk that is absent has been removed with its manifest: read the manifest again,
-    /// and take it for damage only if that is unchanged.
+    /// The keys of the chunks that a reader has to fetch; it may `have` an earlier map of the table. A chunk
+    /// that is absent has been removed with its manifest: read the manifest again, and report damage only if
+    /// that is unchanged.
     #[must_use]
     pub fn needed(&self, have: Option<&ShardMap>) -> Vec<ChunkKey> {
         let after = self.usable(have).map(|map| map.version);

@@ -74,7 +74,7 @@ fn encode_chunk(
     chunk::seal(&head, life, &body)
 }
 
-/// Runs as slot + 1 (0 for nobody) and length.
+/// Runs as slot + 1 (0 for an empty place) and length.
 fn encode_runs(owners: &[u16]) -> Vec<u8> {
     let mut out = Vec::new();
     for run in owners.chunk_by(|a, b| a == b) {

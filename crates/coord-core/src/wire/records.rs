@@ -92,7 +92,7 @@ pub trait Record: Serialize + DeserializeOwned {
 pub struct LeaseRecordV1 {
     /// Which lease; a store's key may hold it only hashed.
     pub lease: LeaseName,
-    /// Who holds it.
+    /// The holder.
     #[serde(flatten)]
     pub holder: Holder,
     /// The store's part of the term, without the era; none while only the store's own count of the
@@ -304,7 +304,7 @@ impl TableHeadV1 {
 pub struct RequestV1 {
     /// Chosen by the sender.
     pub id: RequestId,
-    /// Who asks.
+    /// The node that asks.
     pub from: NodeId,
     /// After which it counts as unanswered, in milliseconds.
     pub time_limit_ms: u64,

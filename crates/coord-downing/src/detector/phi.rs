@@ -78,7 +78,7 @@ pub struct PhiAccrual {
     nodes: BTreeMap<NodeId, Rhythm>,
 }
 
-/// The heartbeats of one run of a node. Sums are whole numbers, so they don't drift.
+/// The heartbeats of one incarnation of a node. Sums are whole numbers, so they don't drift.
 #[derive(Clone, Debug)]
 struct Rhythm {
     incarnation: Incarnation,

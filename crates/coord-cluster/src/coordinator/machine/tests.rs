@@ -94,7 +94,7 @@ struct Leader {
     asked: Ticket,
     answered: BTreeSet<Ticket>,
     over: bool,
-    gave_way_to: Option<NodeId>,
+    yielded_to: Option<NodeId>,
 }
 
 /// A process that hosts shards.
@@ -206,11 +206,11 @@ impl World {
         }
         let rules = self.rules.clone();
         let mut machine = Machine::new(id(0), fence(term), rules, &self.specs, self.now);
-        // Nobody but n0 stands here: an heir that was left the time to lead did not take it.
-        let late = self.leaders.last_mut().and_then(|leader| leader.gave_way_to.take());
+        // Nobody but n0 stands here: an transfer_target that was left the time to lead did not take it.
+        let late = self.leaders.last_mut().and_then(|leader| leader.yielded_to.take());
         machine.has_waited_for(late);
-        let (answered, over, gave_way_to) = (BTreeSet::new(), false, None);
-        self.leaders.push(Leader { machine, asked: 0, answered, over, gave_way_to });
+        let (answered, over, yielded_to) = (BTreeSet::new(), false, None);
+        self.leaders.push(Leader { machine, asked: 0, answered, over, yielded_to });
     }
 
     /// Where no map tells who hosts, nothing else need do so.
@@ -496,8 +496,8 @@ impl World {
             Turn::Wait(until) => return Some(until),
             Turn::Stop(stop) => {
                 leader.over = true;
-                if let Stop::GivesWay(heir) = &stop {
-                    leader.gave_way_to = Some(heir.clone());
+                if let Stop::Yields(transfer_target) = &stop {
+                    leader.yielded_to = Some(transfer_target.clone());
                 }
                 assert_eq!(leader.machine.next(now), Turn::Stop(stop), "it does nothing more");
                 return Some(None);

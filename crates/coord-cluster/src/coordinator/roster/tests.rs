@@ -136,6 +136,6 @@ fn a_run_that_may_go_on_tells_until_when_and_no_moment_once_that_is_over() {
         owns: &|_| false,
     };
     let at = |now| tenancy(&sources, &timers, (&id("n1"), run), now);
-    assert_eq!(at(now), Tenancy::Lingers(Some(now.plus(second))));
-    assert_eq!(at(now.plus(second)), Tenancy::Lingers(None));
+    assert_eq!(at(now), HostingState::MayStillRun(Some(now.plus(second))));
+    assert_eq!(at(now.plus(second)), HostingState::MayStillRun(None));
 }

@@ -10,8 +10,8 @@ use super::frame::Frame;
 /// A buffer that has grown beyond this is given back once it is empty.
 const BUFFER_KEPT: usize = 64 * 1024;
 
-/// Reads frames up to a length. Their place grows with the bytes that have come, whatever length was announced:
-/// an announcement costs whoever makes it nothing.
+/// Reads frames up to a length. The buffer grows with the bytes that have come, whatever length was announced:
+/// a large announcement takes no memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Codec {
     max: usize,

@@ -1,4 +1,4 @@
-//! What stands in a frame.
+//! The content of a frame.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use coord_core::{ClusterName, Error, Incarnation, NodeId, Result};
@@ -11,7 +11,7 @@ pub(super) const GREETING_MAX: usize = 512;
 /// Numbers the requests of one connection, from 1.
 pub(super) type Id = u64;
 
-/// Who answers.
+/// The process that answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Who {
     pub(super) cluster: ClusterName,
@@ -35,9 +35,9 @@ pub(super) enum Frame {
     Pong,
     /// No request after this one was taken.
     Goodbye(Id),
-    /// Which run of which node the client speaks to.
+    /// The incarnation and the node that the client asks for.
     To(Incarnation, NodeId),
-    /// Somebody else answers.
+    /// Another process answers.
     Other(Who),
 }
 

@@ -1,4 +1,4 @@
-//! The client's side: one connection to one run of another node, made again when it broke.
+//! The client's side: one connection to one incarnation of another node, made again when it broke.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,13 +22,13 @@ use crate::transport::Recipient;
 /// The first pause after a connection could not be made; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long nobody asks before the task for an address ends.
+/// How long there is no request before the task for an address ends.
 const IDLE: Duration = Duration::from_secs(300);
 
 type Reader = FramedRead<Silent<OwnedReadHalf>, Codec>;
 type Writer = FramedWrite<Silent<OwnedWriteHalf>, Codec>;
 
-/// The way to one run of another node.
+/// The connection to one incarnation of another node.
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     to: Address,
@@ -36,7 +36,7 @@ pub(super) struct Peer {
     in_flight: Arc<Semaphore>,
 }
 
-/// A request, and who waits for its answer.
+/// A request, and its caller.
 #[derive(Debug)]
 struct Call {
     request: Bytes,
@@ -54,7 +54,7 @@ struct Waiter {
 impl Waiter {
     fn tell(mut self, answer: Result<Bytes>) {
         if let Some(tell) = self.tell.take() {
-            // Nobody may be waiting any more.
+            // The caller may have stopped waiting.
             drop(tell.send(answer));
         }
     }
@@ -117,7 +117,7 @@ struct Link {
     shared: Arc<Shared>,
     to: Recipient,
     failures: u32,
-    /// Why it was refused last, which was told.
+    /// Why it was refused last, which was logged.
     refused: Option<String>,
 }
 
@@ -158,7 +158,7 @@ impl Link {
         }
     }
 
-    /// Whoever asks meanwhile is told at once.
+    /// Requests that come meanwhile fail at once.
     async fn refuse_for_a_while(
         &mut self,
         calls: &mut mpsc::Receiver<Call>,
@@ -177,7 +177,7 @@ impl Link {
         Error::new(kind, "call").effect_none().message(why).resource(&self.to.address)
     }
 
-    /// Says once why the one who answers does not serve this client.
+    /// Logs once why the process that answers does not serve this client.
     fn refused(&mut self, error: Error) -> Error {
         let why = error.message_text();
         if self.refused.as_deref() != Some(why) {
@@ -238,7 +238,7 @@ impl Link {
         Err(self.refused(refused))
     }
 
-    /// Whether the one who answers is whom this is for.
+    /// Whether the process that answers is the one that this is for.
     fn check(&self, who: &Who) -> Result<()> {
         if who.cluster != self.shared.cluster {
             let why = format!(
@@ -250,8 +250,8 @@ impl Link {
         self.to.check(&who.node, who.incarnation)
     }
 
-    /// Sends requests and takes answers until the connection is over. Whoever still waits then is told
-    /// when the table of them is dropped.
+    /// Sends requests and takes answers until the connection is over. The callers that still wait then get
+    /// their error when the table of them is dropped.
     async fn converse(
         &self,
         reader: Reader,

@@ -1,4 +1,4 @@
-//! The server's side: answers the requests of those who connect.
+//! The server's side: answers the requests of its clients.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -24,9 +24,9 @@ use crate::transport::Incoming;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a client has to take the last answers.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// For how long a refused client is not told of again.
+/// For how long a refused client is not logged again.
 const REFUSAL_TOLD: Duration = Duration::from_secs(600);
-/// Of so many refused clients it is remembered at most that they were told of.
+/// For so many refused clients at most it is remembered that they were logged.
 const REFUSALS_MAX: usize = 256;
 
 type Reader<R> = FramedRead<Silent<R>, Codec>;
@@ -117,7 +117,7 @@ pub(super) async fn listen(
     }
 }
 
-/// Serves one client, for as long as it is there and the run that it has asked for lasts.
+/// Serves one client, as long as it is there and the incarnation that it asked for lasts.
 pub(super) async fn connection(
     shared: Arc<Shared>,
     read: impl AsyncRead + Unpin,
@@ -126,7 +126,7 @@ pub(super) async fn connection(
     incoming: Arc<dyn Incoming>,
 ) -> Result<()> {
     let silence = shared.limits.silence;
-    // Nobody is given memory before it is known to belong here.
+    // No memory is reserved for a client before it is known to belong here.
     let mut reader = FramedRead::new(Silent::new(read, silence), Codec::new(GREETING_MAX));
     let mut writer = FramedWrite::new(Silent::new(write, silence), Codec::new(GREETING_MAX));
     let greeting =
@@ -173,7 +173,7 @@ async fn farewell<R: AsyncRead + Unpin>(reader: &mut Reader<R>) {
 struct Rejection {
     reply: Frame,
     why: String,
-    /// Nobody has to do anything about it.
+    /// No operator has to act.
     heals: bool,
 }
 
@@ -183,7 +183,7 @@ impl Rejection {
     }
 }
 
-/// What the client wants: to be served by the run that answers now, or something that it can't have.
+/// What the client wants: to be served by the incarnation that answers now, or something that it can't have.
 async fn greeting<R: AsyncRead + Unpin>(
     shared: &Shared,
     incoming: &dyn Incoming,
@@ -236,7 +236,7 @@ fn who(shared: &Shared, incoming: &dyn Incoming) -> Who {
     }
 }
 
-/// Which clients were refused, and when that was told; what heals by itself apart from the rest.
+/// Which clients were refused, and when that was logged; what heals by itself apart from the rest.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<HashMap<(IpAddr, bool), Instant>>);
 
@@ -275,8 +275,8 @@ struct Serving {
 }
 
 impl Serving {
-    /// Takes requests until the client has gone, the transport closes or the run is over. Then waits for the
-    /// answers to what was taken, and says what was not.
+    /// Takes requests until the client has gone, the transport closes or the incarnation is over. Then waits
+    /// for the answers to the requests that were taken, and reports which were not.
     async fn read<R: AsyncRead + Unpin>(self, mut reader: Reader<R>) -> Reader<R> {
         let most = self.shared.limits.in_flight_max.min(Semaphore::MAX_PERMITS);
         let room = Arc::new(Semaphore::new(most));
@@ -303,7 +303,7 @@ impl Serving {
             let next = tokio::select! {
                 biased;
                 () = &mut over => {
-                    // Whoever holds a place answers before it gives it back.
+                    // A request that holds a permit is answered before it gives the permit back.
                     let all = u32::try_from(most).unwrap_or(u32::MAX);
                     let _all = room.acquire_many(all).await;
                     let _gone = self.answers.send(Frame::Goodbye(last)).await;
@@ -346,8 +346,8 @@ impl Serving {
     }
 }
 
-/// Writes until there will be nothing more, or the client takes nothing any more. Says at times that it lives,
-/// whatever the reader waits for.
+/// Writes until there will be nothing more, or the client takes nothing any more. Reports from time to time
+/// that it lives, whatever the reader waits for.
 async fn write_all<W: AsyncWrite + Unpin>(
     mut writer: Writer<W>,
     mut answers: mpsc::Receiver<Frame>,

@@ -1,39 +1,41 @@
-//! A table that was deleted while its shards ran begins another life, whose map names none of those who
-//! still run them. Nobody gets a shard of it before they have stopped. Pure.
+//! Waits for the hosts of a deleted table. A table that was deleted while its shards ran begins another
+//! generation, whose map does not name the incarnations that still run them. No node gets a shard of it before
+//! they have stopped. Pure.
 //!
 //! ```text
 //!   another uid than `_cluster` remembers ─► all runs that may host are awaited
 //!   a registration reports another uid    ─► its run is awaited
-//!   each reports the new life, with nothing stopping, or is over ─► the first map is planned
+//!   each reports the new generation, with nothing stopping, or is over ─► the first map is planned
 //! ```
 
 use std::collections::BTreeMap;
 
 use coord_core::{Moment, Report, ShardMap, TableName, TableUid, Version};
 
-use super::roster::{self, Sources, Tenancy, Timers};
+use super::roster::{self, HostingState, Sources, Timers};
 use crate::handoff::Handoff;
 use crate::member_view::{Presence, View};
-use crate::record::{Life, Run};
+use crate::record::{Run, TableGeneration};
 
-/// Looks at who may still host an earlier life of a table. True where the last of them has just stopped.
+/// Finds the incarnations that may still host an earlier generation of a table. True if the last of them has
+/// just stopped.
 pub(super) fn take(
     sources: &Sources<'_>,
     timers: &Timers,
-    lives: &mut BTreeMap<TableName, Life>,
+    generations: &mut BTreeMap<TableName, TableGeneration>,
     before: &[Run],
     table: (&TableName, &ShardMap, Handoff),
     now: Moment,
 ) -> bool {
     let (name, map, handoff) = table;
     let uid = map.uid();
-    let known = lives.get(name).map(|life| life.uid);
+    let known = generations.get(name).map(|generation| generation.uid);
     if known != Some(uid) {
         let awaits = match known {
             // By rules that don't ask.
             _ if handoff == Handoff::Eager => Vec::new(),
-            // Nothing was hosted before the first life. But the store may have lost what it knew of another
-            // one, while those who were members then go on.
+            // Nothing was hosted before the first generation. But the store may have lost what it knew of
+            // another one, and the members of that time then still run.
             None if is_new(map) => before.to_vec(),
             None => Vec::new(),
             Some(_) => {
@@ -41,26 +43,26 @@ pub(super) fn take(
                 members(sources)
             }
         };
-        lives.insert(name.clone(), Life { uid, awaits });
+        generations.insert(name.clone(), TableGeneration { uid, awaits });
     }
-    let Some(life) = lives.get_mut(name) else { return false };
+    let Some(generation) = generations.get_mut(name) else { return false };
     if handoff != Handoff::Eager && is_new(map) {
         let others = hosts_of_another(sources.view, name, uid);
-        let others: Vec<_> = others.filter(|run| !life.awaits.contains(run)).collect();
-        life.awaits.extend(others);
+        let others: Vec<_> = others.filter(|run| !generation.awaits.contains(run)).collect();
+        generation.awaits.extend(others);
     }
-    let before = life.awaits.len();
-    life.awaits.retain(|run| {
+    let before = generation.awaits.len();
+    generation.awaits.retain(|run| {
         match roster::tenancy(sources, timers, (&run.node, run.incarnation), now) {
-            Tenancy::Ended => false,
-            Tenancy::Lingers(_) => true,
-            Tenancy::Reports => !has_stopped(sources.view, run, name, map),
+            HostingState::Stopped => false,
+            HostingState::MayStillRun(_) => true,
+            HostingState::Reporting => !has_stopped(sources.view, run, name, map),
         }
     });
-    before > 0 && life.awaits.is_empty()
+    before > 0 && generation.awaits.is_empty()
 }
 
-/// Who says that it goes by another life of the table.
+/// The incarnations that report another generation of the table.
 fn hosts_of_another<'a>(
     view: &'a View,
     name: &'a TableName,
@@ -71,12 +73,12 @@ fn hosts_of_another<'a>(
     records.map(|it| Run { node: it.info.id.clone(), incarnation: it.info.incarnation })
 }
 
-/// Whether nobody was ever given a shard of it.
+/// Whether no node was ever given a shard of it.
 pub(super) fn is_new(map: &ShardMap) -> bool {
     map.version() == Version::default()
 }
 
-/// All runs that may host, of whichever table.
+/// All incarnations that may host, of whichever table.
 fn members(sources: &Sources<'_>) -> Vec<Run> {
     let listed = sources.cluster.nodes().iter().flatten().filter(|node| node.status.may_host());
     let listed = listed.map(|node| Run { node: node.id.clone(), incarnation: node.incarnation });
@@ -95,7 +97,7 @@ fn members(sources: &Sources<'_>) -> Vec<Run> {
     all
 }
 
-/// Whether a run goes by this life of the table, and has stopped all that it hosted of another.
+/// Whether an incarnation goes by this generation of the table, and has stopped all that it hosted of another.
 fn has_stopped(view: &View, run: &Run, name: &TableName, map: &ShardMap) -> bool {
     let Some(Presence::Present(record)) = view.presence(&run.node) else { return false };
     let report =

@@ -16,30 +16,30 @@ pub enum Reach {
     Unreachable,
 }
 
-/// What a node makes of who can be reached.
+/// A node's state in a partition, by what it reaches.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Posture {
+pub enum PartitionState {
     /// Peers and store are there: business as usual.
     #[default]
     Normal,
-    /// The peers are there, the store is away. The view is frozen: nobody is declared failed for the
-    /// silence of the store, and nobody is downed. What is hosted works on until the node's own
-    /// registration runs out; new allocations wait.
+    /// The peers are reachable, the store is not. The view is frozen: no node is declared failed for the
+    /// silence of the store, and none is downed. What is hosted works on until the node's own registration runs
+    /// out; new allocations wait.
     Frozen,
-    /// The store is there, peers are not: a partition among the nodes, or nodes that died. The
-    /// strategy decides, once things are stable. The side that goes on has the others evicted; whoever is
-    /// on the other side goes down by its own decision, or when it reads the verdict in the store.
+    /// The store is reachable, peers are not: a partition among the nodes, or nodes that died. The strategy
+    /// decides, once things are stable. The side that continues has the other nodes evicted. These shut down by
+    /// their own decision, or when they read the decision in the store.
     Split,
-    /// Neither is there. This node may be cut off alone, or everything may be down. It can't write a
-    /// verdict, so it downs nobody else and asks for no lease. If the strategy gives its side up, it goes
-    /// down; else it holds on until the store is back or its own registration runs out, at which its
-    /// exclusive shards stop.
+    /// Neither is reachable. This node may be cut off alone, or everything may be down. It can't store a
+    /// decision, so it downs no other node and asks for no lease. If the strategy gives its side up, it shuts
+    /// down. Else it continues until the store is back or its own registration runs out, at which its exclusive
+    /// shards stop.
     Isolated,
 }
 
-impl Posture {
+impl PartitionState {
     /// The outcome for what can be reached.
     #[must_use]
     pub const fn of(peers: Reach, store: Reach) -> Self {
@@ -52,7 +52,7 @@ impl Posture {
     }
 }
 
-impl fmt::Display for Posture {
+impl fmt::Display for PartitionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Normal => "normal",
