@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::placement::{Claim, Publish};
 use crate::types::{
-    Binding, ClaimRequest, Fence, ShardMap, Table, TableHeader, TableName, TableUid, Version,
+    Binding, ClaimRequest, Fence, ShardMap, StoredTable, TableHeader, TableName, TableUid, Version,
 };
 use crate::wire::TableHeadV1;
 
@@ -28,9 +28,9 @@ impl<'a> From<&'a TableHeadV1> for TableState<'a> {
     }
 }
 
-impl<'a> From<&'a Table> for TableState<'a> {
-    fn from(table: &'a Table) -> Self {
-        let Table { fence, binding, map, .. } = table;
+impl<'a> From<&'a StoredTable> for TableState<'a> {
+    fn from(table: &'a StoredTable) -> Self {
+        let StoredTable { fence, binding, map, .. } = table;
         Self { fence, binding, header: map.header(), uid: map.uid(), version: map.version() }
     }
 }

@@ -8,7 +8,7 @@ use futures::stream::BoxStream;
 
 use crate::error::Result;
 use crate::types::{
-    Answer, Binding, ClaimRequest, Fence, Request, RequestId, RequestRecord, ShardMap, Table,
+    Answer, Binding, ClaimRequest, Fence, Request, RequestId, RequestRecord, ShardMap, StoredTable,
     TableHeader, TableName, TableUid, Version,
 };
 
@@ -18,7 +18,7 @@ use crate::types::{
 #[must_use]
 pub enum Claim {
     /// The table is this fence's: every older writer is fenced from now on.
-    Claimed(Table),
+    Claimed(StoredTable),
     /// A higher fence, or an equal term of another attempt, was there before.
     Fenced(Fence),
     /// The table exists with another header.
@@ -139,7 +139,7 @@ pub trait Placement: Debug + Send + Sync + 'static {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    async fn load(&self, table: &TableName) -> Result<Option<Table>>;
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>>;
 
     /// The names of all tables, in order; the reserved one among them.
     ///

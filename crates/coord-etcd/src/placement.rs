@@ -15,8 +15,8 @@ use coord_core::kit::tables::{self, Head, Seen, TableReader, TableWriter};
 use coord_core::wire::{AnswerV1, ChunkKey, KnownMaps, Record, RequestV1, TableHeadV1};
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, ErrorKind, Fence, Placement, PlacementEvent, Publish,
-    Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName, TableUid,
-    Ttl, Version,
+    Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, StoredTable, TableName,
+    TableUid, Ttl, Version,
 };
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -57,7 +57,7 @@ impl Placement for Handle {
         tables::publish(self, table, fence, expected, map).await
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         tables::load(self, table).await
     }
 

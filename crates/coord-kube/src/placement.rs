@@ -20,7 +20,7 @@ use coord_core::wire::{AnswerV1, ChunkKey, KnownMaps, Record, RequestV1, TableHe
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Error, ErrorKind, Fence, Moment, Placement,
     PlacementEvent, Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap,
-    Table, TableName, TableUid, Version, kit,
+    StoredTable, TableName, TableUid, Version, kit,
 };
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -64,7 +64,7 @@ impl Placement for Handle {
         tables::publish(self, table, fence, expected, map).await
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         tables::load(&self.reader(), table).await
     }
 

@@ -17,8 +17,8 @@ use coord_core::kit::tables::{self, Head, Seen, TableReader, TableWriter};
 use coord_core::wire::{AnswerV1, ChunkKey, KnownMaps, Record, RequestV1, TableHeadV1};
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Error, Fence, Placement, PlacementEvent, Publish,
-    Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName, TableUid,
-    Version,
+    Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, StoredTable, TableName,
+    TableUid, Version,
 };
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -79,7 +79,7 @@ impl Placement for Handle {
         tables::publish(self, table, fence, expected, map).await
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         tables::load(&self.reader(), table).await
     }
 

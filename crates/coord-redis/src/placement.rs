@@ -18,8 +18,8 @@ use coord_core::wire::{
 };
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Effect, ErrorKind, Fence, Placement, PlacementEvent,
-    Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, Table, TableName,
-    TableUid, Version,
+    Publish, Request, RequestEvent, RequestId, RequestRecord, Result, ShardMap, StoredTable,
+    TableName, TableUid, Version,
 };
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -65,7 +65,7 @@ impl Placement for Handle {
         tables::publish(self, table, fence, expected, map).await
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         tables::load(self, table).await
     }
 

@@ -13,8 +13,8 @@ use coord_core::{
     Discovery, Error, Evict, ExpiryClock, Fence, Grant, Health, Heartbeat, Incarnation, Lease,
     LeaseEvent, LeaseName, LeaseRecord, Listing, Motion, MotionPhase, NodeEvent, NodeId, NodeInfo,
     NodeRecord, Page, Placement, PlacementEvent, Publish, Register, Registration, Release, Renew,
-    Replace, Request, RequestEvent, RequestId, Result, Revision, ShardId, ShardMap, Slot, Table,
-    TableName, Term, Ttl, Version,
+    Replace, Request, RequestEvent, RequestId, Result, Revision, ShardId, ShardMap, Slot,
+    StoredTable, TableName, Term, Ttl, Version,
 };
 use futures::stream::{self, BoxStream, StreamExt};
 
@@ -521,7 +521,7 @@ impl Placement for Part<dyn Placement> {
         Ok(outcome)
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         let mut loaded = self.inner.load(table).await?;
         if let Some(found) = &mut loaded {
             found.map = self.books.shown(table, Arc::clone(&found.map));

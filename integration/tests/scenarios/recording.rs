@@ -10,7 +10,7 @@ use coord::{
     Acquire, AcquireRequest, Answer, Answered, AttemptId, Backend, BackendInfo, BootClock, Claim,
     ClaimRequest, Clock as _, Discovery, Fence, Grant, Health, Lease, LeaseEvent, LeaseName,
     LeaseRecord, Listing, Moment, Page, Placement, PlacementEvent, Publish, Release, Renew,
-    Request, RequestEvent, RequestId, Result, ShardMap, Table, TableName, Version,
+    Request, RequestEvent, RequestId, Result, ShardMap, StoredTable, TableName, Version,
 };
 use coord_conformance::history::What;
 use futures::stream::BoxStream;
@@ -262,7 +262,7 @@ impl Placement for Maps {
         result
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         self.inner.load(table).await
     }
 

@@ -9,7 +9,7 @@ use coord_core::{
     Discovery, Evict, Fence, Grant, Health, HealthStatus, Heartbeat, Incarnation, Lease,
     LeaseEvent, LeaseName, LeaseRecord, Listing, NodeEvent, NodeId, NodeInfo, NodeRecord, Page,
     Placement, PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
-    RequestEvent, RequestId, Result, Revision, ShardMap, Table, TableName, Ttl, Version,
+    RequestEvent, RequestId, Result, Revision, ShardMap, StoredTable, TableName, Ttl, Version,
 };
 use futures::future::{self, Either};
 use futures::stream::{self, BoxStream, StreamExt};
@@ -231,7 +231,7 @@ impl Placement for Part<dyn Placement> {
         self.write("publish", self.inner.publish(table, fence, expected, map)).await
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         self.read("load", self.inner.load(table)).await
     }
 

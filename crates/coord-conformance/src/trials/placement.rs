@@ -6,8 +6,8 @@ use bytes::Bytes;
 use coord_core::{
     ANNEX_BYTES_MAX, Address, AttemptId, Binding, Claim, ClaimRequest, Effect, ErrorKind, Fence,
     Incarnation, Label, LeaseName, Motion, MotionPhase, NodeEntry, NodeId, NodeStatus, Origin,
-    Publish, ReplicationFactor, ShardCount, ShardId, ShardMap, Slot, Table, TableHeader, TableName,
-    Term, Version,
+    Publish, ReplicationFactor, ShardCount, ShardId, ShardMap, Slot, StoredTable, TableHeader,
+    TableName, Term, Version,
 };
 use futures::future::{join, join_all};
 
@@ -106,15 +106,15 @@ pub(super) fn claim_of(name: &TableName, fence: &Fence) -> Done<ClaimRequest> {
 }
 
 /// The table that was claimed, or the end of the trial.
-fn claimed(outcome: Claim) -> Done<Table> {
+fn claimed(outcome: Claim) -> Done<StoredTable> {
     Ok(want!(outcome, Claim::Claimed(table) => table, "the table is claimed"))
 }
 
-pub(super) async fn claim(client: &Client, name: &TableName, fence: &Fence) -> Done<Table> {
+pub(super) async fn claim(client: &Client, name: &TableName, fence: &Fence) -> Done<StoredTable> {
     claimed(client.placement.claim(&claim_of(name, fence)?).await?)
 }
 
-async fn load(client: &Client, name: &TableName) -> Done<Table> {
+async fn load(client: &Client, name: &TableName) -> Done<StoredTable> {
     let table = client.placement.load(name).await?;
     Ok(want!(table, Some(table) => table, "table {name} exists"))
 }

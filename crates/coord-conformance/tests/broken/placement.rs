@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use coord_core::{
     Answer, Answered, Claim, ClaimRequest, Fence, Placement, PlacementEvent, Publish, Request,
-    RequestEvent, RequestId, Result, ShardMap, Table, TableName, Version,
+    RequestEvent, RequestId, Result, ShardMap, StoredTable, TableName, Version,
 };
 use futures::future;
 use futures::stream::{self, BoxStream, StreamExt};
@@ -35,7 +35,7 @@ impl Part<dyn Placement> {
     }
 
     /// The table with the uid that it had in its first life.
-    fn with_first_uid(&self, mut table: Table) -> Table {
+    fn with_first_uid(&self, mut table: StoredTable) -> StoredTable {
         let uid = *self.memory().uids.entry(table.name.clone()).or_insert(table.map.uid());
         if uid != table.map.uid() && table.map.version() == Version::ZERO {
             table.map = Arc::new(ShardMap::empty(table.map.header().clone(), uid));
@@ -127,7 +127,7 @@ impl Placement for Part<dyn Placement> {
         Ok(forced.unwrap_or(outcome))
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         self.inner.load(table).await
     }
 

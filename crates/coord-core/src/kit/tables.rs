@@ -23,7 +23,7 @@ use super::Op;
 use crate::error::Result;
 use crate::fencing::{TableState, check_map};
 use crate::placement::{Claim, Publish};
-use crate::types::{ClaimRequest, Fence, ShardMap, Table, TableName, Version};
+use crate::types::{ClaimRequest, Fence, ShardMap, StoredTable, TableName, Version};
 use crate::wire::{ChunkKey, EncodedMap, KnownMaps, OldChunks, TableHeadV1, WireLimits};
 
 /// A table's head as it stands.
@@ -346,7 +346,7 @@ pub async fn publish<W: TableWriter + ?Sized>(
 ///
 /// # Cancel safety
 /// Nothing is lost.
-pub async fn load<R: TableReader>(reader: &R, table: &TableName) -> Result<Option<Table>> {
+pub async fn load<R: TableReader>(reader: &R, table: &TableName) -> Result<Option<StoredTable>> {
     let op = Op::read("load", table.as_str());
     let table = read_table(reader, op, table).await?;
     Ok(table.map(|(head, map)| whole(head.record, map)))
@@ -402,8 +402,8 @@ pub async fn read_map<R: TableReader>(
     map.map(Some).map_err(|error| op.corrupt(error))
 }
 
-fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> Table {
-    Table::new(head.table, head.fence, head.binding, map)
+fn whole(head: TableHeadV1, map: Arc<ShardMap>) -> StoredTable {
+    StoredTable::new(head.table, head.fence, head.binding, map)
 }
 
 /// Removes the chunks of older maps.

@@ -15,7 +15,7 @@ use crate::fencing::{TableState, check_map};
 use crate::placement::{Answered, Claim, Placement, PlacementEvent, Publish, RequestEvent};
 use crate::types::{
     Answer, Binding, ClaimRequest, Fence, REQUEST_TIME_LIMIT_MAX, Request, RequestId,
-    RequestRecord, ShardMap, Table, TableName, TableUid, Version,
+    RequestRecord, ShardMap, StoredTable, TableName, TableUid, Version,
 };
 
 /// The most requests that may be within their time limit at once.
@@ -45,7 +45,7 @@ impl Placement for Handle {
         self.run("publish", |state, _| state.publish(table, fence, expected, map))
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         self.run("load", |state, _| Ok(state.tables.get(table).cloned()))
     }
 
@@ -89,7 +89,7 @@ impl State {
             }
             let map = Arc::new(ShardMap::empty(request.header.clone(), TableUid::random()));
             let name = request.table.clone();
-            let table = Table::new(name.clone(), fence.clone(), Binding::of(fence), map);
+            let table = StoredTable::new(name.clone(), fence.clone(), Binding::of(fence), map);
             self.tables.insert(name, table.clone());
             self.table_changes.send_replace(());
             return Claim::Claimed(table);

@@ -15,7 +15,8 @@ use crate::discovery::NodeEvent;
 use crate::lease::LeaseEvent;
 use crate::placement::RequestEvent;
 use crate::types::{
-    ClusterName, Incarnation, LeaseName, NodeId, Origin, RequestId, Revision, Table, TableName,
+    ClusterName, Incarnation, LeaseName, NodeId, Origin, RequestId, Revision, StoredTable,
+    TableName,
 };
 use crate::url::MEMORY_SCHEME;
 
@@ -44,7 +45,7 @@ pub(super) struct State {
     last_write: u64,
     pub(super) leases: BTreeMap<LeaseName, HeldLease>,
     pub(super) nodes: BTreeMap<NodeId, LiveNode>,
-    pub(super) tables: BTreeMap<TableName, Table>,
+    pub(super) tables: BTreeMap<TableName, StoredTable>,
     pub(super) requests: BTreeMap<RequestId, OpenRequest>,
     expiries: BTreeSet<(Instant, Expiring)>,
     clock: WallClock,

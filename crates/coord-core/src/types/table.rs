@@ -74,7 +74,7 @@ impl ClaimRequest {
 /// A table as the store holds it.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct StoredTable {
     /// Its name.
     pub name: TableName,
     /// The highest fence that claimed it or wrote to it.
@@ -85,7 +85,7 @@ pub struct Table {
     pub map: Arc<ShardMap>,
 }
 
-impl Table {
+impl StoredTable {
     /// A table of its parts, for backends.
     #[must_use]
     pub fn new(name: TableName, fence: Fence, binding: Binding, map: Arc<ShardMap>) -> Self {

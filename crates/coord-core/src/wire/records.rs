@@ -12,7 +12,7 @@ use super::{Manifest, digest, nodes};
 use crate::error::{Error, Result};
 use crate::types::{
     Answer, Binding, Era, Fence, Grant, Holder, LeaseName, NodeId, NodeInfo, NodeRecord, Origin,
-    Request, RequestId, Revision, SHARD_LOADS_MAX, ShardMap, Table, TableHeader, TableName,
+    Request, RequestId, Revision, SHARD_LOADS_MAX, ShardMap, StoredTable, TableHeader, TableName,
     TableUid, Term, Ttl, Version,
 };
 
@@ -287,14 +287,14 @@ impl TableHeadV1 {
     ///
     /// # Errors
     /// `Corrupt` if the map is not the one that the head speaks of.
-    pub fn into_table(self, map: Option<ShardMap>) -> Result<Table> {
+    pub fn into_table(self, map: Option<ShardMap>) -> Result<StoredTable> {
         let map = map.unwrap_or_else(|| ShardMap::empty(self.header.clone(), self.uid));
         if map.uid() != self.uid || map.version() != self.version() {
             let (found, expected) = (map.version(), self.version());
             let why = format!("the map is not the table's found={found} expected={expected}");
             return Err(Error::corrupt("decode", why).resource(&self.table));
         }
-        Ok(Table::new(self.table, self.fence, self.binding, map.into()))
+        Ok(StoredTable::new(self.table, self.fence, self.binding, map.into()))
     }
 }
 

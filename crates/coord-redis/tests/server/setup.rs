@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coord_core::{
     Acquire, AcquireRequest, AttemptId, Backend, BackendUrl, Claim, ClaimRequest, Fence, Grant,
-    HealthStatus, Holder, Incarnation, LeaseName, NodeId, ShardCount, Table, TableHeader,
+    HealthStatus, Holder, Incarnation, LeaseName, NodeId, ShardCount, StoredTable, TableHeader,
     TableName, Ttl,
 };
 use coord_integration::faults::Clock;
@@ -110,7 +110,7 @@ pub(crate) fn orders() -> Done<TableName> {
     Ok(TableName::new("orders")?)
 }
 
-pub(crate) async fn claim(backend: &RedisBackend, fence: &Fence, shards: u32) -> Done<Table> {
+pub(crate) async fn claim(backend: &RedisBackend, fence: &Fence, shards: u32) -> Done<StoredTable> {
     let header = TableHeader::new(ShardCount::new(shards)?);
     let request = ClaimRequest::new(orders()?, fence.clone(), header);
     match backend.placement().claim(&request).await? {

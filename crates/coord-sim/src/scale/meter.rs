@@ -12,7 +12,8 @@ use coord_core::{
     Discovery, Evict, Fence, Grant, Health, Heartbeat, Incarnation, Lease, LeaseEvent, LeaseName,
     LeaseRecord, Listing, MemoryBackend, NodeEvent, NodeId, NodeInfo, NodeRecord, Page, Placement,
     PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
-    RequestEvent, RequestId, Result, Revision, ShardMap, Slot, Table, TableName, Ttl, Version,
+    RequestEvent, RequestId, Result, Revision, ShardMap, Slot, StoredTable, TableName, Ttl,
+    Version,
 };
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -283,7 +284,7 @@ impl Placement for Meter {
         Ok(published)
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         self.call("load");
         self.placement.load(table).await
     }

@@ -11,7 +11,7 @@ use coord_core::{
     Discovery, Error, ErrorKind, Evict, Fence, Grant, Health, Heartbeat, Incarnation, Lease,
     LeaseEvent, LeaseName, LeaseRecord, Listing, NodeEvent, NodeId, NodeInfo, NodeRecord, Page,
     Placement, PlacementEvent, Publish, Register, Registration, Release, Renew, Replace, Request,
-    RequestEvent, RequestId, Result, Revision, ShardMap, Table, TableName, Ttl, Version,
+    RequestEvent, RequestId, Result, Revision, ShardMap, StoredTable, TableName, Ttl, Version,
 };
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
@@ -400,7 +400,7 @@ impl Placement for Remote {
         .await
     }
 
-    async fn load(&self, table: &TableName) -> Result<Option<Table>> {
+    async fn load(&self, table: &TableName) -> Result<Option<StoredTable>> {
         let table = table.clone();
         self.call("load", move |it| {
             let table = table.clone();
