@@ -180,7 +180,7 @@ pub(crate) enum LeaseCommand {
     /// is waited for. As the first process of a container coord passes signals on and reaps what others
     /// leave.
     Run(LeaseRunArgs),
-    /// Show who holds a lease.
+    /// Show the holder of a lease.
     Get {
         /// The lease.
         name: String,

@@ -19,7 +19,7 @@ pub(crate) mod code {
     pub(crate) const HELD: u8 = 75;
     /// The lease was lost while the command ran.
     pub(crate) const LOST: u8 = 76;
-    /// Nobody reads the output any more: 128 and the number of SIGPIPE, as shells say it.
+    /// The reader of the output is gone: 128 and the number of SIGPIPE, as shells say it.
     pub(crate) const NO_READER: u8 = 141;
     /// A command was found and could not be started; the convention of shells.
     pub(crate) const NOT_STARTED: u8 = 126;
@@ -82,7 +82,7 @@ fn printable(text: &str) -> String {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        // Whoever reads the output has had enough (`coord … | head`): nothing is left to be said.
+        // The reader of the output has had enough (`coord … | head`): there is nothing left to print.
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self::new(code::NO_READER, "");
         }

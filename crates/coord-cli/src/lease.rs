@@ -93,7 +93,7 @@ fn print(record: &LeaseRecord, output: Output) -> io::Result<()> {
 /// How long a lease has still to live, as far as that is known.
 fn left(record: &LeaseRecord) -> String {
     match (record.renewed_ago, record.may_expire_in) {
-        // Where nobody but observers ends a lease, one that just looks can't know the time left.
+        // Where only observers end a lease, a command that just looks can't know the time left.
         (Some(ago), _) if record.seems_abandoned() => {
             format!(", last renewed {} s ago, may be taken over", ago.as_secs())
         }
@@ -127,7 +127,7 @@ async fn release(coord: &Coord, name: &str, yes: bool) -> Result<ExitCode, Failu
     }
 }
 
-/// Asks on the terminal. Without one nobody can answer, and `--yes` is the way.
+/// Asks on the terminal. Without a terminal there is no answer, and `--yes` is the way.
 fn confirm(question: &str) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::input(format!(

@@ -85,7 +85,7 @@ async fn run(cli: Cli, store: Option<&str>) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Opens the store for a command that somebody waits for: it is tried once, unless the URL says to wait.
+/// Opens the store for a command at a terminal: it is tried once, unless the URL says to wait.
 async fn connect(url: &str) -> coord::Result<Coord> {
     coord::connector(url)?.wait_for_store(std::time::Duration::ZERO).open().await.map(Coord::new)
 }

@@ -178,7 +178,7 @@ impl Client {
         &self.shared.closed
     }
 
-    /// Does something that nobody waits for, until the handle is closed.
+    /// Does something in the background, until the handle is closed.
     pub(crate) fn tidy_up(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closed = self.shared.closed.clone();
         drop(self.shared.tasks.spawn(async move {
@@ -315,7 +315,7 @@ impl Client {
             let mut lease = connection.vendor.lease_client();
             async move { lease.grant(seconds, None).await }
         };
-        // One that nobody hears of holds no key and ends by itself: that is no effect.
+        // A lease whose reply is lost holds no key and ends by itself: that is no effect.
         let granted = self.call(op, Effect::None, send).await?;
         Ok((granted.id(), u64::try_from(granted.ttl()).unwrap_or(0)))
     }

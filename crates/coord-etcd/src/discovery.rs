@@ -1,9 +1,9 @@
 //! Nodes: one key each, bound to an etcd lease of its own that ends the registration.
 //!
-//! A key that is deleted does not say why. Who ends a registration on purpose puts a note beside it
-//! in the same transaction. A deletion without one is an expiry if the node's etcd lease is gone as
-//! well; if that lives on, somebody deleted the key, and the node may live. The note dies with the
-//! node's etcd lease.
+//! A deleted key does not say why. A deregistration and an eviction put a note beside it in the same
+//! transaction. A deletion without a note is an expiry if the node's etcd lease is gone as well; if the lease
+//! lives on, the key was deleted by another program, and the node may live. The note dies with the node's etcd
+//! lease.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -131,8 +131,8 @@ impl Discovery for Handle {
 }
 
 impl Handle {
-    /// Registers under an etcd lease of its own, in the place of the record `over` if there is one.
-    /// None if somebody was faster.
+    /// Registers under an etcd lease of its own, in the place of the record `over` if there is one. None if
+    /// another process was faster.
     async fn enrol(
         &self,
         op: Op<'_>,
@@ -170,8 +170,7 @@ impl Handle {
         }
     }
 
-    /// Writes what a node says of itself if that has changed; none if somebody else wrote
-    /// meanwhile.
+    /// Writes the node's record if it has changed; none if another process wrote meanwhile.
     async fn rewrite(
         &self,
         op: Op<'_>,
@@ -347,7 +346,7 @@ impl Topic for NodesTopic {
                         events.push_back(NodeEvent::Left { node, incarnation });
                         continue;
                     }
-                    // What can't be told is not judged; then nobody is asked for the rest either.
+                    // What can't be found out is not judged, and then the rest is not asked for either.
                     let ended = match can_ask {
                         true => self.handle.client.has_ended(op, lease).await.ok(),
                         false => None,

@@ -256,7 +256,7 @@ fn held_by(key: &str, grant: &Grant, mark: Mark) -> Result<Vec<Condition>> {
 /// What came of one step towards a lease.
 enum Tried {
     Answer(Acquire),
-    /// Somebody was faster; the key as it stands now.
+    /// Another process was faster; the key as it is now.
     Changed(Option<Entry>),
 }
 

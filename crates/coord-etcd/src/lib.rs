@@ -56,7 +56,7 @@ pub const SCHEME: &str = "etcd";
 
 /// The largest value that is written. A server takes 1.5 MiB for a whole request by default.
 const VALUE_BYTES_MAX: usize = 1 << 20;
-/// How often a step that lost a race is tried again; each time somebody else got on.
+/// How often a step that lost a race is tried again; each time another process succeeded.
 const ROUNDS: usize = 32;
 /// The etcd that has all that is used here.
 const VERSION_MIN: (u32, u32) = (3, 4);
@@ -129,7 +129,7 @@ impl EtcdBackend {
     }
 }
 
-/// Which store this is: made by the first who opens it, and kept by backups.
+/// The identity of the store: made by the first handle that opens it, and kept by backups.
 async fn identity(op: Op<'_>, client: &Client, keys: &Keys) -> Result<Incarnation> {
     let made = Incarnation::random();
     let (key, value) = (keys.identity(), made.to_string().into());
@@ -155,7 +155,7 @@ async fn require_version(op: Op<'_>, client: &Client) -> Result<()> {
             Err(op.error(ErrorKind::Unsupported).message(why))
         }
         Ok(_) => Ok(()),
-        // Not everybody may ask. `check` says so.
+        // Not every user may ask. `check` says so.
         Err(error) if error.kind() == ErrorKind::Denied => Ok(()),
         Err(error) => Err(error),
     }

@@ -1,12 +1,11 @@
 //! Registrations: a Lease object each, as the kubelets have one, which goes with its registration.
 //!
-//! A heartbeat rewrites the object, so that every observer sees it change. An object that stays
-//! unchanged for its TTL is taken for expired by each observer for itself, and stays until somebody
-//! evicts it or registers over it.
+//! A heartbeat rewrites the object, so that every observer sees it change. An object that stays unchanged for
+//! its TTL is taken for expired by each observer for itself, and stays until a node evicts it or registers over
+//! it.
 //!
-//! A registration that is ended, by its node or by whoever evicts it, gets a farewell written into its
-//! object, which is deleted after that. So whoever watches can tell it from an object that somebody
-//! else deleted, whose node may live.
+//! A deregistration and an eviction write a farewell into the object, and then delete it. So a watch can tell
+//! them from an object that another program deleted, whose node may live.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -27,7 +26,7 @@ use crate::{Handle, RACES_MAX, Seen, pause};
 
 /// The largest record: what the API server takes as annotations in all is 256 KiB.
 const RECORD_BYTES_MAX: usize = 240 << 10;
-/// After how many TTLs the object of a node that is gone is deleted by whoever watches.
+/// After how many TTLs a watching process deletes the object of a node that is gone.
 const TTLS_MAX: u32 = 10;
 
 #[async_trait]
@@ -243,7 +242,7 @@ impl Handle {
         Ok(true)
     }
 
-    /// Deletes the object of a registration that is over. If that fails, whoever watches does it later.
+    /// Deletes the object of a registration that is over. If that fails, a watching process does it later.
     async fn delete_ended(&self, op: Op<'_>, object: &Object) {
         let (name, uid, version) = (object.name(), object.uid(), Some(object.version()));
         let deleted = self.client.delete(op, Resource::Leases, name, uid, version).await;
@@ -307,8 +306,8 @@ fn is_of(object: &Object, revision: &Revision, incarnation: Incarnation) -> bool
         .is_some_and(|known| known == mark(object, incarnation))
 }
 
-/// Whether this incarnation's registration was ended, by itself or by whoever evicted it. The farewell
-/// of another one was left there by who registered since and knew nothing of it.
+/// Whether this incarnation's registration was ended, by itself or by an eviction. The farewell of another
+/// incarnation was left there by a node that registered since and knew nothing of it.
 fn is_ended(object: &Object, incarnation: Incarnation) -> bool {
     object.annotation(FAREWELL) == Some(incarnation.to_string().as_str())
 }
@@ -349,7 +348,7 @@ struct NodesTopic {
     seen: Seen,
     /// The live ones, by the names of their objects.
     nodes: HashMap<String, NodeRecord>,
-    /// Those that ran out and that nobody evicted, and after how long unchanged they are deleted.
+    /// The registrations that ran out and were not evicted, and after how long unchanged they are deleted.
     lingering: HashMap<String, Duration>,
 }
 
@@ -405,7 +404,7 @@ impl NodesTopic {
         self.collect(object, record);
     }
 
-    /// There is no object, and no farewell was seen: somebody deleted it, and its node may live.
+    /// There is no object, and no farewell was seen: another program deleted it, and its node may live.
     fn gone(&mut self, name: &str, events: &mut VecDeque<NodeEvent>) {
         self.seen.absent(name);
         self.lingering.remove(name);
@@ -415,7 +414,7 @@ impl NodesTopic {
         }
     }
 
-    /// Deletes the object of a node that nobody evicted, long after it has run out.
+    /// Deletes the object of a node that was not evicted, long after it has run out.
     fn collect(&mut self, object: &Object, record: &NodeRecord) {
         let unchanged = self.seen.unchanged_for(object.name()).unwrap_or_default();
         let long = record.ttl.get() * TTLS_MAX;
@@ -428,7 +427,7 @@ impl NodesTopic {
         self.client.tasks().spawn(async move {
             let op = Op::write("collect", object.name());
             let (uid, version) = (object.uid(), Some(object.version()));
-            // Whoever looks next tries again.
+            // The next look tries again.
             let deleted = client.delete(op, Resource::Leases, object.name(), uid, version).await;
             tracing::debug!(object = object.name(), ?deleted, "a node's lease ran out long ago");
         });

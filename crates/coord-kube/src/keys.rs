@@ -152,8 +152,8 @@ pub(crate) fn table_label(table: &TableName) -> String {
     }
 }
 
-/// A [`Revision`] as this backend makes it: which version of which object, and whose record that is.
-/// A version that somebody else wrote is then never taken for one's own.
+/// A [`Revision`] as this backend makes it: which version of which object, and whose record that is. So a
+/// version with another record is never taken for one's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) version: String,

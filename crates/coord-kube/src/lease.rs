@@ -1,10 +1,9 @@
 //! Leases: one Lease object each, and every write of it conditional on the version that was read.
 //!
-//! The object outlives its holders, with the last term in an annotation, so that terms go on rising.
-//! One that was deleted begins with the API server's clock. Nobody ends a lease but its holder and
-//! its successor: whether a holder is gone is judged by each observer for itself. An object that is
-//! gone says nothing of the holder that was seen by it last, who is waited out as if it had renewed
-//! just now.
+//! The object outlives its holders, with the last term in an annotation, so that terms go on rising. A new
+//! object begins with the API server's clock. Only its holder and its successor end a lease: each observer
+//! judges for itself whether a holder is gone. A deleted object says nothing of the holder that was seen in it
+//! last; that holder is waited for as if it had renewed just now.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -187,7 +186,7 @@ impl Lease for Handle {
 }
 
 impl Handle {
-    /// The object under which this grant holds its lease now, or who holds it instead.
+    /// The object under which this grant holds its lease now, or the present holder instead.
     async fn current_lease(
         &self,
         op: Op<'_>,
@@ -196,7 +195,7 @@ impl Handle {
     ) -> Result<Result<Object, Option<LeaseRecord>>> {
         let asked = self.client.now();
         let Some(object) = self.client.get(op, Resource::Leases, name).await? else {
-            // The caller is told, so that nobody holds it by this grant any more.
+            // The caller learns of it, so no process holds it by this grant any more.
             self.leases.forget_held(name, grant);
             return Ok(Err(None));
         };
@@ -274,7 +273,7 @@ impl Handle {
         Ok(held)
     }
 
-    /// Who holds a lease according to an object that was asked for then; none if it has expired.
+    /// The holder of a lease according to an object that was read then; none if it has expired.
     fn lease_record(
         &self,
         op: Op<'_>,
@@ -329,7 +328,7 @@ fn released(mut object: Object) -> Object {
     object
 }
 
-/// Who a Lease says that it is held by: the node for people, the attempt for all else.
+/// The holder that a Lease names: the node for people, the attempt for all else.
 fn identity(holder: &Holder) -> String {
     format!("{}_{}", holder.node, holder.attempt)
 }
@@ -370,7 +369,7 @@ fn stored_term(op: Op<'_>, object: &Object) -> Result<Option<u64>> {
     text.parse().map(Some).map_err(unreadable)
 }
 
-/// Who holds a lease according to its object, whether or not that has run out.
+/// The holder of a lease according to its object, whether or not that has run out.
 fn held(
     op: Op<'_>,
     lease: &LeaseName,

@@ -546,7 +546,7 @@ impl RequestsTopic {
         }
     }
 
-    /// Deletes a request that is over. Whoever watches does, and one of them is the first.
+    /// Deletes a request that is over. Every watching process tries, and one of them is the first.
     fn collect(&self, object: Object) {
         let client = self.client.clone();
         self.client.tasks().spawn(async move {

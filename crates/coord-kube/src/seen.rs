@@ -35,7 +35,7 @@ struct Entry {
     own: Option<Object>,
     /// The highest term, which outlives a deletion.
     term: Option<u64>,
-    /// Who held the lease when it was seen last, and the uid of its object.
+    /// The holder of the lease when it was seen last, and the uid of its object.
     holder: Option<(Grant, String)>,
     used: u64,
 }
@@ -56,7 +56,7 @@ impl Seen {
         self.1.now()
     }
 
-    /// Takes in an object that somebody has to renew within the TTL.
+    /// Takes an object that has to be renewed within the TTL.
     pub(crate) fn observe(
         &self,
         object: &Object,
@@ -68,7 +68,7 @@ impl Seen {
         self.state().observations.observe(key, mark, ttl.get(), asked, answered)
     }
 
-    /// Takes in a lease's object, and who holds the lease by it.
+    /// Takes a lease's object, and the holder that it names.
     pub(crate) fn observe_held(
         &self,
         object: &Object,
@@ -109,9 +109,8 @@ impl Seen {
         (!standing.is_expired()).then(|| object.clone())
     }
 
-    /// Takes in that a lease has no object. It says nothing of the holder that was seen last, who may
-    /// have renewed until somebody deleted the object: that one counts for its whole TTL from when
-    /// the absence was noticed.
+    /// A lease has no object. That says nothing of the holder that was seen last: it may have renewed until
+    /// another program deleted the object. It counts for its whole TTL from when the absence was noticed.
     pub(crate) fn gone(
         &self,
         name: &str,

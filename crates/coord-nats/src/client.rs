@@ -46,8 +46,7 @@ const MESSAGE_ID: &str = "Nats-Msg-Id";
 const ROLLUP: &str = "Nats-Rollup";
 const OPERATION: &str = "KV-Operation";
 const MARKER_REASON: &str = "Nats-Marker-Reason";
-/// Stands in the marker of a record that one of us removed on purpose. Without it somebody deleted
-/// the record with tools of his own.
+/// In the marker of a record that a handle removed on purpose. Without it another program deleted the record.
 const REMOVED: &str = "Coord-Removed";
 /// What a message holds besides its record, behind it: the record's length, and what that is.
 /// Headers themselves take 64 KiB at most.

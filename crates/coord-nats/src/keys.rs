@@ -129,8 +129,8 @@ impl Keys {
     }
 }
 
-/// A [`Revision`] as this backend makes it: the sequence of the write, and whose record it wrote. A
-/// sequence that somebody else's record has is then never taken for one's own.
+/// A [`Revision`] as this backend makes it: the sequence of the write, and whose record it wrote. So the
+/// sequence of another record is never taken for one's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) sequence: u64,

@@ -1,4 +1,4 @@
-//! Who owns which shard, in the flat form that planning works on.
+//! The owners of shards, in the flat form that planning works on.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,13 +11,13 @@ use crate::error::PlanError;
 
 const NOBODY: u16 = u16::MAX;
 
-/// Who owns which shard: a node table, and for each shard the slots of its owners, the primary first.
+/// The owners of shards: a node table, and for each shard the slots of its owners, the primary first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     shards: ShardCount,
     replicas: ReplicationFactor,
     nodes: Vec<Option<NodeId>>,
-    /// `shards × replicas` slots, 65,535 for nobody.
+    /// `shards × replicas` slots, 65,535 for no node.
     owners: Vec<u16>,
     /// How many places each slot fills; the last entry counts the empty ones. Kept, since a plan would
     /// have to read the whole map for it.
@@ -25,7 +25,7 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// Nobody owns anything.
+    /// No shard has an owner.
     #[must_use]
     pub fn empty(shards: ShardCount, replicas: ReplicationFactor) -> Self {
         let owners = vec![NOBODY; places(shards, replicas)];
@@ -136,7 +136,7 @@ impl Assignment {
         self.nodes.get(slot.index()?)?.as_ref()
     }
 
-    /// All owners' slots, shards × replicas of them, 65,535 for nobody.
+    /// All owners' slots, shards × replicas of them, 65,535 for no node.
     #[must_use]
     pub fn raw_owners(&self) -> &[u16] {
         &self.owners

@@ -75,9 +75,9 @@ pub struct Move {
     pub replica: u8,
     /// Why.
     pub reason: Reason,
-    /// Who loses it, alive or not; `Slot::NOBODY` if the place was empty.
+    /// The node that loses it, alive or not; `Slot::NOBODY` if the place was empty.
     pub from: Slot,
-    /// Who gets it.
+    /// The node that gets it.
     pub to: Slot,
 }
 
@@ -117,7 +117,7 @@ pub enum Unsatisfied {
         /// How many zones have a node that accepts shards.
         zones: usize,
     },
-    /// Places stay empty: everybody who may take them has as many as it may hold, or is excluded.
+    /// Places stay empty: all nodes that may take them have as many as they may hold, or are excluded.
     Unplaced {
         /// How many places.
         places: u64,
@@ -159,7 +159,7 @@ pub enum Unsatisfied {
         /// The first of them.
         first: ShardId,
     },
-    /// A draining node keeps shards, since nobody else can take them.
+    /// A draining node keeps shards, since no other node can take them.
     NotDrained {
         /// The node.
         node: NodeId,

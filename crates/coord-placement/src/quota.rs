@@ -161,9 +161,9 @@ fn divide(value: u128, by: u128) -> (u64, u128) {
     }
 }
 
-/// The exact shares, clipped. Whoever is clipped leaves the sharing with what it may take; what remains
-/// is shared out again among the others. The side that is clipped in a round is the one that violates
-/// its bounds by more in total, as in the CSS flexible box algorithm, so no node is clipped wrongly.
+/// The exact shares, clipped. A node that is clipped leaves the sharing with what it may take; what remains is
+/// shared out again among the others. The side that is clipped in a round is the one that violates its bounds
+/// by more in total, as in the CSS flexible box algorithm, so no node is clipped wrongly.
 fn shares(claimants: &[Claimant], total: u64) -> Vec<Share> {
     let mut shares = vec![Share::exactly(0); claimants.len()];
     let mut open: Vec<usize> = (0..claimants.len()).collect();

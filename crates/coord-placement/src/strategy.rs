@@ -17,14 +17,14 @@ pub trait PlacementStrategy: Debug + Send + Sync + 'static {
     /// The strategy's name, as settings and logs write it.
     fn name(&self) -> &'static str;
 
-    /// Whether [loads](PlanSettings::with_loads) change its plans. Nobody measures, stores or reads the loads
-    /// of a table whose strategy does not ask for them.
+    /// Whether [loads](PlanSettings::with_loads) change its plans. The loads of a table are measured, stored
+    /// and read only if its strategy asks for them.
     fn wants_loads(&self) -> bool {
         false
     }
 
-    /// Plans the next map. `candidates` are the live nodes; whoever else owns a shard of `current` has
-    /// lost it.
+    /// Plans the next map. `candidates` are the live nodes; any other owner of a shard of `current` has lost
+    /// it.
     ///
     /// # Errors
     /// When no map can be made at all; see [`PlanError`]. What can be made only in part is a plan, which

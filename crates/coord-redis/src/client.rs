@@ -175,7 +175,7 @@ impl Client {
         Ok((live.hello.version.clone(), live.hello.shape))
     }
 
-    /// Does something that nobody waits for, until the handle is closed.
+    /// Does something in the background, until the handle is closed.
     pub(crate) fn tidy_up(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closed = self.0.closed.clone();
         drop(self.0.tasks.spawn(async move {

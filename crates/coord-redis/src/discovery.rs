@@ -1,6 +1,6 @@
 //! Nodes: a record each in one hash, and its end, by the server's clock, in a sorted set beside it.
 //!
-//! Whoever watches ends what has run out; everybody else takes what has run out for gone already.
+//! A watching process ends what has run out; all others take what has run out for gone already.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -129,7 +129,7 @@ pub(crate) fn part(term: Term) -> String {
 }
 
 impl Handle {
-    /// Ends a grant that too few replicas know of, so that nobody has to wait for its TTL.
+    /// Ends a grant that too few replicas know of, so that no candidate has to wait for its TTL.
     async fn give_back(&self, op: Op<'_>, grant: &Grant, error: Error) -> Error {
         match self.release(grant).await {
             Ok(_) => {

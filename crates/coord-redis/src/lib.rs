@@ -61,7 +61,7 @@ pub const SCHEME_TLS: &str = "rediss";
 
 /// The largest value that is written. A server takes 512 MiB, and does nothing else meanwhile.
 const VALUE_BYTES_MAX: usize = 1 << 20;
-/// How often a step that lost a race is tried again; each time somebody else got on.
+/// How often a step that lost a race is tried again; each time another process succeeded.
 const ROUNDS: usize = 32;
 
 /// A cluster's part of a Redis or Valkey, opened over
@@ -154,7 +154,7 @@ async fn require_version(op: Op<'_>, client: &Client) -> Result<()> {
     }
 }
 
-/// Which store this is: made by the first who opens it, and kept by replicas and backups.
+/// The identity of the store: made by the first handle that opens it, and kept by replicas and backups.
 async fn identity(op: Op<'_>, client: &Client) -> Result<Incarnation> {
     let key = client.keys().of(Kind::Identity);
     let made = Incarnation::random().to_string();

@@ -13,7 +13,7 @@ use coord_core::{
 use tokio::time::timeout;
 
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long a store that is not there is waited for, unless somebody says otherwise.
+/// How long an unavailable store is waited for, unless the URL says otherwise.
 const WAIT_FOR_STORE: Duration = Duration::from_secs(10);
 
 /// Schemes whose backends a cargo feature of this crate brings.

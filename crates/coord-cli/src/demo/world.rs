@@ -146,7 +146,7 @@ impl World {
         ledger.running.iter().filter(|entry| runs(*entry)).count()
     }
 
-    /// Who leads by its own clock at this moment, with the fence.
+    /// The node that leads by its own clock at this moment, with the fence.
     pub(crate) fn leaders(&self) -> Vec<(NodeId, Fence)> {
         let fence = |(id, cluster): (&NodeId, &Cluster)| Some((id.clone(), cluster.fence()?));
         self.running.iter().filter_map(fence).collect()
@@ -162,7 +162,7 @@ impl World {
         self.maps().map(|(_, map)| map).max_by_key(|map| map.version())
     }
 
-    /// How the node that leads sees the cluster; any other's view while nobody leads.
+    /// The cluster as the leader sees it; as any other node sees it while no node leads.
     pub(crate) fn status(&self) -> Option<Arc<Status>> {
         let leader = self.running.values().find(|cluster| cluster.is_leader());
         leader.or_else(|| self.running.values().next()).map(Cluster::status)

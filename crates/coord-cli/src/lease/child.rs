@@ -19,7 +19,7 @@ use crate::failure::{Failure, code};
 /// What a command may do without ending.
 const CHANGED: WaitIdOptions = WaitIdOptions::STOPPED.union(WaitIdOptions::CONTINUED);
 
-/// The command, and whom its signals go to.
+/// The command, and the process group that its signals go to.
 pub(super) struct Child {
     id: Pid,
     pub(super) own_group: bool,
@@ -66,7 +66,7 @@ impl Child {
     /// Nothing is lost.
     pub(super) async fn changed(&mut self, held: impl Fn() -> bool) -> io::Result<Input> {
         loop {
-            // Left to be waited for: what is sent to its id until then can reach nobody else.
+            // Left to be waited for: until then a signal to its id can reach no other process.
             let any = WaitIdOptions::EXITED | CHANGED | WaitIdOptions::NOWAIT;
             match self.look(any)? {
                 Some(status) if status.exited() || status.killed() || status.dumped() => {
@@ -129,7 +129,7 @@ impl Drop for Child {
             // An error left it running.
             self.send(Signal::KILL.as_raw());
         }
-        // It has ended or is about to; where it can't be waited for, nobody can.
+        // It has ended or is about to; if it can't be waited for here, it can't be waited for at all.
         let _ = waitid(WaitId::Pid(self.id), WaitIdOptions::EXITED);
     }
 }

@@ -47,7 +47,7 @@ pub(super) enum Action {
 pub(super) enum Note {
     /// A signal for the command came while there is none.
     NoCommandYet(i32),
-    /// Somebody has stopped the command, which keeps its lease.
+    /// The command was stopped (SIGSTOP, SIGTSTP), and keeps its lease.
     Stopped(i32),
     /// The command goes on.
     Continued,
@@ -117,7 +117,7 @@ impl Machine {
             (Phase::Running { own_group: true, .. }, Input::Stopped(signal))
                 if wants_terminal(signal) =>
             {
-                // Its group is in the background for good, so that nobody can let it go on.
+                // Its group is in the background for good, so that no terminal can let it go on.
                 let mut actions = vec![Action::Say(Note::WantsTerminal(signal))];
                 actions.extend(self.stop());
                 actions

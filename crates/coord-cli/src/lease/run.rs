@@ -230,7 +230,7 @@ impl Run<'_> {
             }
             (_, Some(NotAcquired::Failed(error))) => error.into(),
             _ => {
-                // Nobody is known to hold it, so a request was under way.
+                // No holder is known, so a request was under way.
                 let error = self.troubles.last();
                 let error = error.unwrap_or_else(|| "the store has not answered yet".to_owned());
                 Failure::new(code::STORE, format!("{name} was not acquired in time: {error}"))
@@ -243,7 +243,7 @@ impl Run<'_> {
 enum NotAcquired {
     /// This other one holds it.
     Held(Holder),
-    /// The time was over, and nobody is known to hold it.
+    /// The time was over, and no holder is known.
     NotInTime,
     Failed(Error),
 }
@@ -282,7 +282,7 @@ async fn acquire(
     }
 }
 
-/// Tells who is waited for, once for each of them.
+/// Prints the holder that is waited for, once for each of them.
 async fn tell_holders(name: LeaseName, mut state: tokio::sync::watch::Receiver<LeaseState>) {
     let mut last = None;
     loop {

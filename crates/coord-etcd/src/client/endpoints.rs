@@ -1,8 +1,8 @@
 //! The endpoints of a handle, of which one is the current one: requests go there as long as it
 //! answers.
 //!
-//! An endpoint may hang: its connections stay open and nothing answers. So whoever has waited for
-//! its [patience](Endpoints::patience) goes on to the next one:
+//! An endpoint may hang: its connections stay open and nothing answers. So a request that has waited for its
+//! [patience](Endpoints::patience) goes on to the next one:
 //! - A request without effect is sent there *as well*, and the first answer counts. A slow store is
 //!   so asked once by each endpoint, and still has the whole time limit to answer.
 //! - A write is never sent twice, for it might be applied twice. It fails at its time limit, and
@@ -100,7 +100,7 @@ impl Endpoints {
         self.0.current.load(Ordering::Relaxed)
     }
 
-    /// Makes the next one the current one, unless somebody else has done so.
+    /// Makes the next one the current one, unless another request has done so.
     pub(super) fn give_up(&self, place: usize) {
         let next = (place + 1) % self.len();
         self.replace(place, next);
@@ -223,7 +223,7 @@ impl Endpoints {
     }
 }
 
-/// Gives an endpoint up if nobody waits any more for what it has not answered.
+/// Gives an endpoint up if no request waits any more for what it has not answered.
 struct Waiting<'a> {
     endpoints: &'a Endpoints,
     place: usize,

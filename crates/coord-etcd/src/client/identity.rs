@@ -66,8 +66,8 @@ impl Client {
 
     /// One atomic step: `then` if all conditions hold, else `otherwise`. Linearizable.
     ///
-    /// A store whose keys were all deleted is given its identity back by whoever comes first, so that
-    /// all who run go on together. Nothing is done in one that is another store meanwhile.
+    /// If all keys of a store were deleted, the first handle that notices writes the identity again, so that
+    /// all running processes continue together. Nothing is done in a store that is another one meanwhile.
     pub(crate) async fn transact(
         &self,
         op: Op<'_>,
@@ -104,7 +104,7 @@ impl Client {
                 // What a read saw stands.
                 Ok(()) if !is_write => return Ok(outcome),
                 Ok(()) => was_given_back = true,
-                // Who may only read leaves it to others.
+                // A handle that may only read leaves it to others.
                 Err(Problem::Failed(error)) if !is_write && error.kind() == ErrorKind::Denied => {
                     return Ok(outcome);
                 }

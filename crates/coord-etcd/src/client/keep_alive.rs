@@ -1,14 +1,13 @@
 //! One stream of keep-alives for all etcd leases of a handle.
 //!
-//! Each message names the etcd lease that it is about, so one stream is enough for all. It is
-//! opened when somebody asks, and again after it broke. The server answers one message after the
-//! other, and every answer goes to the one who asked for it: an older answer would say that a lease
-//! lives longer than it does.
+//! Each message names the etcd lease that it is about, so one stream is enough for all. It is opened at the
+//! first request, and again after it broke. The server answers one message after the other, and every answer
+//! goes to the request that asked for it: an older answer would say that a lease lives longer than it does.
 //!
-//! A stream that does not answer is given up, and those who wait ask again by a new one at the next
-//! endpoint: to renew twice does no harm. An endpoint may hang, and one that forwards to a leader
-//! that hangs would wait for that one even after another was elected. With each round through all
-//! endpoints that none answered, more time is given to each.
+//! A stream that does not answer is given up, and the waiting requests are sent again on a new one at the next
+//! endpoint: to renew twice does no harm. An endpoint may hang, and one that forwards to a hanging leader would
+//! wait for that leader even after another was elected. Each endpoint gets more time after each round in which
+//! none answered.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -104,7 +103,7 @@ struct Task {
 
 impl Task {
     async fn run(mut self, closed: CancellationToken) {
-        // Who still waits hears of the end by its reply being dropped.
+        // The requests that still wait learn of the end because their reply is dropped.
         closed.run_until_cancelled(self.serve()).await;
     }
 
@@ -152,7 +151,7 @@ impl Task {
                 self.stream = Some(stream);
                 self.failures = 0;
                 self.progress = Instant::now();
-                // An error says that nobody waits any more, here and below.
+                // An error says that the request does not wait any more, here and below.
                 let _ = ask.reply.send(Ok(Kept::Alive));
                 self.send_queued().await;
             }
@@ -228,7 +227,7 @@ impl Task {
         patience.checked_mul(times.unwrap_or(u32::MAX)).map_or(self.limit, |it| it.min(self.limit))
     }
 
-    /// Goes on to the next endpoint with everybody who waits; if all broke, they hear of it.
+    /// Goes on to the next endpoint with all waiting requests; if all endpoints broke, the requests fail.
     fn failed(&mut self, failure: Failure) {
         self.stream = None;
         self.failures = self.failures.saturating_add(1);

@@ -1,8 +1,8 @@
-//! Keys that are read for renewals: those who ask within a moment share one request.
+//! Keys that are read for renewals: requests of one moment share one read.
 //!
-//! The request is sent after all of them asked, so it tells each as much as one of its own would. Nobody
-//! waits longer than [`HOLD_UP`] for the answer to a request before his own: one that hangs, at one of
-//! several endpoints say, holds up no renewal but those that it is about.
+//! The read is sent after all of them asked, so it shows each as much as a read of its own would. A request
+//! waits at most [`HOLD_UP`] for the read before its own, so a read that hangs, for example at one of several
+//! endpoints, delays only the renewals in its own batch.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const KEYS_MAX: usize = 100;
 /// How long a request is waited for before the next one goes.
 const HOLD_UP: Duration = Duration::from_millis(10);
 
-/// Those who ask.
+/// The waiting requests.
 #[derive(Clone, Default)]
 pub(super) struct Reads(Arc<Mutex<State>>);
 
@@ -58,7 +58,7 @@ impl Client {
         Ok(answer.await.map_err(gone)??)
     }
 
-    /// Sees to it that somebody serves those who wait.
+    /// Makes sure that a task serves the waiting requests.
     fn serve_reads(&self) {
         let mut state = self.reads.state();
         if !state.asks.is_empty() && !std::mem::replace(&mut state.is_served, true) {
@@ -74,7 +74,7 @@ impl Client {
         let op = Op::read(first.operation, &first.resource);
         let steps: Vec<_> = asks.iter().map(|ask| Step::Get(ask.key.clone())).collect();
         let answer = self.read(op, &steps).await.map_err(Error::from);
-        // A reply that can't be sent says that nobody waits any more.
+        // A reply that can't be sent says that the request does not wait any more.
         match answer {
             Ok(mut outcome) => {
                 for (step, ask) in asks.into_iter().enumerate() {
@@ -102,7 +102,7 @@ impl Reads {
     }
 }
 
-/// Serves until nobody waits, or until one request takes too long for the others.
+/// Serves until no request waits, or until one read takes too long for the others.
 struct Service {
     client: Client,
     ended: bool,
@@ -121,7 +121,7 @@ impl Service {
         }
     }
 
-    /// Those who are next; none if nobody waits, which ends the service.
+    /// The next requests; none if none waits, which ends the service.
     fn next(&mut self) -> Option<Vec<Ask>> {
         let mut state = self.client.reads.state();
         state.asks.retain(|ask| !ask.reply.is_closed());
@@ -141,7 +141,7 @@ impl Service {
 }
 
 impl Drop for Service {
-    /// Where its runtime is shut down, another serves those who ask next.
+    /// Where its runtime is shut down, another task serves the next requests.
     fn drop(&mut self) {
         if !self.ended {
             let mut state = self.client.reads.state();

@@ -52,8 +52,8 @@ pub(crate) struct Bucket {
     pub(crate) identity: String,
     /// Whether several records can be written in one atomic step.
     pub(crate) atomic: bool,
-    /// Who ends its records. It stands in the bucket, not in the version of the server that a client
-    /// happens to have reached, so that all clients do the same.
+    /// The party that ends its records. It is stored in the bucket and does not follow from the version of the
+    /// server that a client happens to have reached, so all clients do the same.
     pub(crate) expiry: Expiry,
     pub(crate) storage: Storage,
     pub(crate) replicas: usize,
@@ -176,8 +176,8 @@ impl Client {
         Err(Self::another(op))
     }
 
-    /// A bucket that suits, ready to be used. One that is just being made on several servers may
-    /// have no leader yet, and then nobody answers: everything here can be done again.
+    /// A bucket that suits, ready to be used. A bucket that is just being made on several servers may have no
+    /// leader yet, and then there is no answer: everything here can be done again.
     async fn await_bucket(&self, op: Op<'_>, config: &Config, version: Version) -> Result<Bucket> {
         let end = Instant::now() + config.connect_timeout;
         loop {
@@ -269,7 +269,7 @@ impl Client {
             let settings = Settings::wanted(config, expiry, self.unique());
             match self.api::<Info>(op, &api, &settings).await? {
                 Ok(info) => return self.accept(op, config, &info).await,
-                // Somebody else was faster, with another first sequence.
+                // Another process was faster, with another first sequence.
                 Err(refusal) if refusal.err_code == STREAM_DIFFERS => last = Some(refusal),
                 Err(refusal) => return Err(refusal.error(op)),
             }

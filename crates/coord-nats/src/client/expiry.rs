@@ -1,11 +1,10 @@
-//! Expiry in a bucket whose servers end no single records: their clock decides, and whoever notices
-//! writes it down.
+//! Expiry in a bucket whose servers end no single records: their clock decides, and the first handle that
+//! notices writes the end down.
 //!
-//! A record says in a header how long it lives. The server says when it was written and what the
-//! time is now. Whoever reads a record whose time is over by that clock replaces it by a marker, in
-//! a compare-and-set on the record's own sequence, before anybody is told that it is gone. So the
-//! end of a record is a write like any other: a renewal comes before it and prevents it, or after it
-//! and fails.
+//! A record says in a header how long it lives. The server says when it was written and what the time is now. A
+//! handle that reads a record whose time is over by that clock replaces it by a marker, in a compare-and-set on
+//! the record's own sequence, before it reports the record as gone. So the end of a record is a write like any
+//! other: a renewal comes before it and prevents it, or after it and fails.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, UNIX_EPOCH};
@@ -32,13 +31,13 @@ const SAMPLE_AGE_MAX: Duration = Duration::from_secs(1);
 /// By how much the end of a record may be too far away without a word: two clocks are read one after the
 /// other.
 const END_SLACK: Duration = Duration::from_secs(2);
-/// After this, a marker is one that somebody left behind.
+/// After this, a marker counts as left behind.
 const MARKER_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long who wrote a marker waits to take it away; those that stay longer, others find.
+/// How long the writer of a marker waits to remove it; markers that stay longer are found by others.
 const MARKER_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Who ends the records of a bucket.
+/// The party that ends the records of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expiry {
     /// The servers do.
@@ -244,7 +243,7 @@ impl Client {
         match self.mark(op.reading(), &put, EXPIRED).await {
             Ok(Outcome::Done(marker)) => Ok(Some(marker)),
             Ok(_) => Ok(None),
-            // Who may only read has the clock's word for it.
+            // A handle that may only read goes by the clock.
             Err(error) if error.kind() == ErrorKind::Denied => Ok(Some(sequence)),
             Err(error) => Err(error),
         }
@@ -318,13 +317,13 @@ impl Client {
             let op = Op::write("sweep", &subject);
             let before = Some(marker.saturating_add(1));
             if let Err(error) = client.purge(op, Some(&subject), before).await {
-                // Who lists or watches next tries again.
+                // The next listing or watch tries again.
                 tracing::debug!(%error, %subject, "a marker was not removed");
             }
         });
     }
 
-    /// Takes a marker away that somebody left behind.
+    /// Removes a marker that was left behind.
     pub(super) fn forget_old(
         &self,
         subject: &str,

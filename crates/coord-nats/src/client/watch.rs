@@ -59,7 +59,7 @@ pub(crate) enum What {
     Put(Bytes),
     /// One of us removed it on purpose.
     Removed,
-    /// Somebody deleted it with tools of his own.
+    /// Another program deleted it.
     Deleted,
     /// It ran out.
     Expired,

@@ -203,8 +203,8 @@ impl Dial {
         Err(failed.unwrap_or_else(|| op.error(ErrorKind::Internal).message("no host")))
     }
 
-    /// Refuses a server that keeps another store's data. One that has lost its data (it was restarted
-    /// without persistence, say) is given its identity back, so that all who use it go on together.
+    /// Refuses a server that keeps another store's data. A server that has lost its data (for example because
+    /// it was restarted without persistence) is given its identity back, so that all handles continue together.
     async fn recognise(&self, op: Op<'_>, connection: &mut MultiplexedConnection) -> Result<()> {
         let Some((key, identity)) = self.identity.get() else { return Ok(()) };
         let mut set = redis::cmd("SET");
